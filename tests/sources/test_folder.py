@@ -45,6 +45,13 @@ def test_files_without_an_images_name_are_counted(tree, take):
     assert listing.listed.ignored_files == {".txt": 1, ".csv": 1, "": 1, ".zip": 1}
 
 
+def test_files_that_may_annotate_the_images_are_named(tree, take):
+    names = ["boxes/1.xml", "labels.csv", "@eaDir/x.json", "README.txt"]
+    listing, _ = take(tree("cat/1.jpg", *names))
+    (said,) = (each for each in listing.listed.warnings if "not read" in each)
+    assert {name for name in names if name in said} == {"boxes/1.xml", "labels.csv"}
+
+
 def test_what_is_there_in_place_of_images_is_said(tree, take):
     with pytest.raises(NoInputsError, match=r"2 \.txt"):
         take(tree("a.txt", "b/c.TXT", "d/.hidden"))
@@ -169,7 +176,7 @@ def test_other_names_are_classes(names, tree, take):
 
 
 def test_a_folder_without_images_beside_the_splits_does_not_matter(tree, take):
-    inventory, _ = take(tree(*SPLIT_TREE, "annotations/x/y.xml", "docs/.thumbs/1.jpg"))
+    inventory, _ = take(tree(*SPLIT_TREE, "annotations/x/y.md", "docs/.thumbs/1.jpg"))
     assert (inventory.splits, inventory.classes.names, inventory.listed.warnings) == (
         ("test", "train", "val"),
         ("cat", "dog"),

@@ -7,18 +7,10 @@ from functools import cached_property
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
-<<<<<<< HEAD:tpufeed/adapters/metrics_logger.py
 from tpufeed.adapters.device import DeviceStats
 from tpufeed.adapters.feed import loader_of
 from tpufeed.adapters.loader import LoaderStats
 from tpufeed.errors import OptionError
-=======
-from tpufeed.errors import OptionError
-from tpufeed.loaders.device import DeviceStats
-from tpufeed.loaders.feed import loader_of
-from tpufeed.loaders.loader import LoaderStats
-from tpufeed.loaders.world import find_world
->>>>>>> e313b232 (metrics: drop the callbacks of three trainers and tf.summary; a page shows the few lines that replace each):tpufeed/loaders/metrics_logger.py
 from tpufeed.options import Count, Text, Whole, above, checked
 from tpufeed.stream.world import find_world
 

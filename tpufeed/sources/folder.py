@@ -16,7 +16,7 @@ from tpufeed.dataset.naming import MANIFEST, PLAN, SPLIT_OF_WORD, count_ending, 
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
-from tpufeed.sources.annotations import AnnotationFiles
+from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.source import (
     IMAGE_SUFFIXES,
@@ -29,10 +29,12 @@ from tpufeed.sources.source import (
     stem_of,
 )
 from tpufeed.storage.local import temporary_folder
-from tpufeed.storage.store import BROKEN_LINK, Store, check_name, open_store
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store, url_scheme
 from tpufeed.text import format_names
 
 _SHOWN = 3
+_TEXT = ".txt"
+_OF_ANNOTATIONS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".xml", _TEXT)
 _MOST_NESTED = 1000
 PARENT = "parent"  # as the label: the folder right around an image
 # train, Training_Set, trainset, test_images, val2017
@@ -78,14 +80,16 @@ class FolderSource(Source):
         store, labelled, masks = self._store, self._options.label != "none", self._options.masks
         # Folders in class folders: those right in them, and those right around images, as (class, folder).
         self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()
-        images, classed, annotations = 0, 0, AnnotationFiles()
+        images, classed, unread = 0, 0, dict[str, list[str]]()  # a few files of annotations of each ending
         has_tfrecords, beside = False, list[str]()
         objects, self._place.objects = self._place.objects, store.iter_objects()  # for another reading
         with nullcontext() if masks is None else _open_masks(masks, store, found) as add_mask, listing():
             for info in objects:
                 if not is_image_name(info.name):
                     count_ending(found.ignored_files, info.name)
-                    annotations.add(info.name)
+                    if info.name.lower().endswith(_OF_ANNOTATIONS) and not is_hidden(info.name):
+                        names = unread.setdefault(posixpath.splitext(info.name)[1].lower(), [])
+                        names += [info.name] if len(names) < _SHOWN else []
                     has_tfrecords = has_tfrecords or (not images and is_tfrecord_name(info.name))  # for an error
                     continue
                 images += 1
@@ -116,8 +120,8 @@ class FolderSource(Source):
                 raise _no_images(store, found, has_tfrecords)
         if special := len(store.special_files):
             found.ignored_files["special files"] = special
-        if labelled and annotations.counts:
-            found.notes.extend(annotations.iter_notes(store, bool(classed)))
+        if labelled:
+            found.notes.extend(_iter_unread(store, unread))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         if classes is None or self._options.class_names is not None:
@@ -152,6 +156,25 @@ class FolderSource(Source):
                 f"all images are in one folder, {name}, and so in one class; to {more}; to take all images without "
                 "labels, pass --label none"
             )
+
+
+def _iter_unread(store: Store, files: dict[str, list[str]]) -> Iterator[str]:
+    """Yield warnings of files by ending, as a folder of images is sharded without reading them."""
+    stems = [stem_of(name) for name in files.pop(_TEXT, [])]
+    images = [f"{stem}{ending}" for stem in stems for ending in IMAGE_SUFFIXES]
+    beside = [info.name for info in Files(store.url).stats(images) if isinstance(info, ObjectInfo)]
+    if beside:
+        folder = shlex.quote(store.url) if url_scheme(store.url) == "file" else "FOLDER"
+        yield (
+            f"files like {stem_of(beside[0])}{_TEXT} have the names of images beside them, and are not read. If they "
+            "are YOLO's labels, write a data.yaml (docs/samples.md). If they are captions, pack each image with its "
+            f"files: tar --sort=name -cf captions.tar -C {folder} . && tpufeed shard captions.tar DST --label none"
+        )
+    if files:
+        yield (
+            f"files like {show([first for first, *_ in files.values()])} are not read. If they have labels or boxes of "
+            "the images, give them instead of the folder: docs/shard.md has the command for each kind"
+        )
 
 
 def has_split_folders(store: Store) -> bool:

@@ -6,13 +6,12 @@ The metadata is a table with a row for each image. It is in the folder, or in th
 import dataclasses
 import itertools
 import posixpath
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from tpufeed.builds.item import Item
 from tpufeed.dataset.naming import count_ending
 from tpufeed.errors import OptionError
-from tpufeed.sources.annotations import find_boxes
 from tpufeed.sources.boxes import declare
 from tpufeed.sources.folder import SPLIT_NAME, has_split_folders
 from tpufeed.sources.grouped import Rows, open_groups
@@ -25,6 +24,8 @@ from tpufeed.text import format_names
 
 _IMAGE = "file_name"
 _NAMES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_BOX = 4
+_OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
 
 
 def find_metadata(store: Store) -> list[ObjectInfo]:
@@ -63,7 +64,7 @@ class ImageFolderSource(TableSource):
         names_of = {name: dict.fromkeys(itertools.chain.from_iterable(rows)) for name, rows in heads.items()}
         rows = list(itertools.chain.from_iterable(heads.values()))
         names = list(dict.fromkeys(itertools.chain.from_iterable(names_of.values())))
-        self._label, each, boxes = None, list[str](), find_boxes(rows, names)
+        self._label, each, boxes = None, list[str](), _find_boxes(rows, names)
         for file, own in names_of.items():
             if lacking := [name for name in names if name not in own]:
                 self.notes.append(
@@ -137,6 +138,30 @@ class ImageFolderSource(TableSource):
             found.notes.append(
                 f"{name} has boxes of left, top, width and height, as COCO; if not: --boxes {name} --box-format xyxy"
             )
+
+
+class _Boxes(NamedTuple):
+    """A column with the list of a sample's boxes."""
+
+    name: str
+    form: str | None  # as `box_format`
+    label: str | None  # the column with a label for each box
+
+
+def _find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> _Boxes | None:
+    """Return the column that holds the boxes of some rows, or None."""
+    for name in columns:
+        lists = [row[name] for row in rows if isinstance(row.get(name), list)]
+        boxes = list(itertools.chain.from_iterable(lists))
+        sound = sum(isinstance(box, list) and len(box) == _BOX for box in boxes)
+        # A few may be wrong, and no image may have a box.
+        if "box" not in name.lower() or not lists or (boxes and sound * 2 <= len(boxes)):
+            continue
+        owner, dot, _ = name.rpartition(".")
+        label = next((f"{owner}{dot}{last}" for last in _OF_BOXES if f"{owner}{dot}{last}" in columns), None)
+        form = "xywh" if name.endswith("bbox") else None  # the usage of `datasets` and COCO
+        return _Boxes(name, form, label)
+    return None
 
 
 def _one_of(rows: Rows, where: str) -> Row:
