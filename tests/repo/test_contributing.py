@@ -1,8 +1,15 @@
-"""The map of rooms in CONTRIBUTING is that of the package."""
+"""CONTRIBUTING: its map of rooms is that of the package, its first op runs, and what it asks of files holds."""
 
 import re
 import tomllib
 from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+
+from tpufeed.images import color
+from tpufeed.images.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -39,3 +46,24 @@ def test_each_function_on_the_ways_is_in_a_file_of_its_row() -> None:
             owner, function = name[0].rstrip("."), name[1]
             assert re.search(rf"^ *(def|class) {function}\b", code, re.MULTILINE), (function, files)
             assert not owner or re.search(rf"^class {owner}\b", code, re.MULTILINE), (owner, files)
+
+
+def test_the_op_of_the_first_change_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?) *```", PAGE, re.DOTALL)
+    module: dict[str, Any] = {**vars(color)}
+    exec(dedent(code), module)
+    pipeline = Pipeline([module["Invert"](1.0)], 0)
+    pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    draws = [drawn[0] for drawn in pipeline.draw(0, np.array([0]))]
+    np.testing.assert_array_equal(pipeline.run(pixels, draws), 255 - pixels)
+
+
+def test_fragments_of_the_changelog_have_a_type() -> None:
+    types = "|".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["fragment"])
+    names = [path.name for path in (ROOT / "changelog.d").glob("[!.]*")]
+    assert [name for name in names if not re.fullmatch(rf"(\d+|\+[\w-]+)\.({types})\.md", name)] == []
+
+
+def test_the_lock_names_versions_and_no_host() -> None:
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    assert [line for line in lines if not re.match(r"#|[\w.-]+==[\w.]+( ; |$)", line) or "://" in line] == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-CHANGELOG = "# Changelog\n\n## Unreleased\n\n## 1.2.0 - 2026-02-03\n\n- all of it\n"
+CHANGELOG = "# Changelog\n\n## 1.2.0 - 2026-02-03\n\n- all of it\n"
 CITATION = "version: 1.2.0\ndate-released: 2026-02-03\n"
 
 
@@ -53,7 +53,7 @@ class Tree:
 def tree(tmp_path):
     tree = Tree(tmp_path)
     files = {"tpufeed/_version.py": '__version__ = "1.2.0"\n', "CHANGELOG.md": CHANGELOG, "CITATION.cff": CITATION}
-    tree.commit(files)
+    tree.commit(files | {"changelog.d/.gitignore": "!.gitignore\n"})
     return tree
 
 
@@ -72,7 +72,7 @@ def test_what_is_not_committed_is_named(release, tree):
     ("name", "old", "new", "said"),
     [
         ("CHANGELOG.md", "1.2.0 - 2026-02-03", "1.2.0 (not released yet)", "no section `## 1.2.0 - YYYY-MM-DD`"),
-        ("CHANGELOG.md", "## Unreleased\n", "## Unreleased\n\n- more\n", "lines under Unreleased"),
+        ("changelog.d/7.fixed.md", "", "More.\n", "changelog.d has 7.fixed.md: run towncrier build --version 1.2.0"),
         ("CITATION.cff", "1.2.0", "1.1.0", "no line `version: 1.2.0`"),
         ("CITATION.cff", "02-03", "02-02", "no line `date-released: 2026-02-03`"),
         ("tpufeed/_version.py", "1.2.0", "1.3.0", "no section `## 1.3.0"),
@@ -81,7 +81,7 @@ def test_what_is_not_committed_is_named(release, tree):
 )
 def test_what_says_another_version_is_named(release, tree, name, old, new, said):
     path = tree.root / name
-    path.write_text(path.read_text().replace(old, new))
+    path.write_text(path.read_text().replace(old, new) if old else new)
     with pytest.raises(release.NotReadyError, match=said):
         release.check_version(tree.root)
 
