@@ -1,7 +1,7 @@
 """Local copies of remote shards: verified, fetched ahead of need, and shared by all processes of a host.
 
-They hold the bytes of shards unchanged; `tpufeed cache` makes something else, a dataset of augmented images. A copy
-appears after its CRC-32C was compared. Other processes trust its name, which stands for size and CRC, and its size. No
+They hold the bytes of shards unchanged. `tpufeed cache` makes something else, a dataset of augmented images. A copy
+appears after its CRC-32C was compared. Other processes trust the name (it encodes size and CRC) and the file size. No
 copy is evicted while a process uses it, and it stays for the next process. A reader that finds a copy damaged since
 then, by a disk or by another program, evicts it.
 """
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LocalCopies:
-    """Copies of the shards of one or several stores, for one consumer. Thread-safe; a forked child starts afresh.
+    """Copies of the shards of one or several stores, for one consumer. Thread-safe. A forked child starts again.
 
     Threads start with the first `fetch`.
 
@@ -37,7 +37,7 @@ class LocalCopies:
         parent: folder of the copies. Default: /dev/shm if it has 2 GiB free, else the user's cache.
         budget_bytes: bytes that all processes together may use there. Default: half of the free space.
         connections: number of ranges to read at once.
-        range_bytes: length of a range; each connection has a buffer of this size.
+        range_bytes: length of a range. Each connection has a buffer of this size.
         others: further stores by their URLs, for shards that name one as their place.
 
     Raises:
@@ -74,7 +74,7 @@ class LocalCopies:
         return self._folder.budget_bytes
 
     def fetch(self, shards: Iterable[RemoteShard]) -> None:
-        """Fetch these shards, which are still to be opened, in this order. Returns at once.
+        """Fetch these shards in order, before they are opened. Returns at once.
 
         Replaces the shards of the last call, except those that are being fetched. Shards are fetched as far ahead as
         the budget allows: no shard takes the room of one that is due sooner. A failure is logged once, and the shard is
@@ -104,7 +104,7 @@ class LocalCopies:
         return view
 
     def evict_damaged(self, shard: RemoteShard, view: memoryview) -> bool:
-        """Compare a view from `open` with the shard's CRC-32C; if it differs, remove the copy, with a warning.
+        """Compare a view from `open` with the shard's CRC-32C. If it differs, remove the copy, with a warning.
 
         Returns true if it differs and is gone: then `open` finds no copy, or a newer one. Reads the whole shard: call
         this only for a damaged record.
@@ -139,7 +139,7 @@ class LocalCopies:
         )
 
     def close(self) -> None:
-        """Stop fetching. Copies and views stay; the next `fetch` starts again."""
+        """Stop fetching. Copies and views stay. The next `fetch` starts again."""
         fetcher = self._fetcher
         self._finalizer()
         self._renew()
@@ -168,7 +168,7 @@ class LocalCopies:
                 mapping = mmap.mmap(descriptor, shard.size_bytes, access=mmap.ACCESS_READ)
             finally:
                 os.close(descriptor)
-        except OSError as error:  # too many open files, say: ranges are read instead
+        except OSError as error:  # for example too many open files: read by ranges instead
             self._fetcher.warn_once("open", f"{self.folder}: copies there cannot be opened: {error.strerror}")
             return None
         self._mapped[shard] = mapping
@@ -176,7 +176,7 @@ class LocalCopies:
 
 
 def _after_fork(reference: weakref.ref[LocalCopies]) -> None:
-    """Make the copies usable in a forked child, which has no threads, and locks that may never be released."""
+    """Make the copies usable in a forked child: it has no threads, and locks that may never be released."""
     copies = reference()
     if copies is not None:
         copies._fetcher.close_descriptors()

@@ -27,7 +27,7 @@ _FIRST_RETRY_SECONDS = 1.0
 _LAST_RETRY_SECONDS = 60.0
 _DAMAGED_AFTER = 3  # downloads with the wrong bytes
 _logger = logging.getLogger(__name__)
-_HELD = 64  # copies ahead that hold a descriptor; other processes may evict copies further ahead
+_HELD = 64  # copies ahead that hold a descriptor. Other processes may evict copies further ahead
 _POLL_SECONDS = 0.25  # until the death of another process, or a copy that it no longer uses, is noticed
 _STOP_SECONDS = 5.0
 
@@ -64,7 +64,7 @@ class FetchQueue:
     def replace(
         self, shards: Iterable[RemoteShard], failing: Mapping[RemoteShard, float], in_use: Container[RemoteShard] = ()
     ) -> None:
-        """Let `shards` be due instead of all others; a `failing` shard waits until the time given there.
+        """Let `shards` be due instead of all others. A `failing` shard waits until the time given there.
 
         A shard that is `in_use` becomes due only if its copy is wanted but missing.
         """
@@ -116,7 +116,7 @@ class FetchQueue:
         _release_all([self.ahead.pop(shard, None)])
 
     def fetched(self, shard: RemoteShard, descriptor: int) -> None:
-        """Mark a shard as fetched; `descriptor` holds its copy."""
+        """Mark a shard as fetched. `descriptor` holds its copy."""
         # Meanwhile it may have been opened, or another list may have come.
         wanted = shard in self._listed and (shard in self.due or shard in self._begun)
         self.due.pop(shard, None)
@@ -128,7 +128,7 @@ class FetchQueue:
             self.ahead[shard] = descriptor if held else None
 
     def lose(self, shard: RemoteShard) -> bool:
-        """Let a shard whose copy is gone be due at once; return true if its copy should have been there."""
+        """Let a shard whose copy is gone be due at once, and return true if its copy should have been there."""
         if shard not in self._listed or shard in self.due or shard in self._begun or shard in self.put_off:
             return False
         _release_all([self.ahead.pop(shard, None)])
@@ -177,10 +177,10 @@ class ShardDownload:
         return ranges
 
     def read(self, start: int, stop: int, buffer: memoryview) -> bool:
-        """Fetch a range through `buffer`; return true for the range that ends last, failed or not.
+        """Fetch a range through `buffer`, and return true for the range that ends last, failed or not.
 
-        Writes from a buffer are faster than page faults in a mapping of the file, where a full disk would be a SIGBUS
-        instead of an error.
+        Writes from a buffer are faster than page faults in a mapping of the file, and a full disk is an error instead
+        of a SIGBUS.
         """
         if self.error is None:
             try:
@@ -288,7 +288,7 @@ class Fetcher:
                 _logger.warning("%s", mask_secrets(message))
 
     def stop(self) -> None:
-        """Tell the threads to end. Does not wait for them, so that a finalizer may call it."""
+        """Tell the threads to end. Does not wait for them: a finalizer may call it."""
         with self._changed:
             if self._stopped:
                 return
@@ -307,7 +307,7 @@ class Fetcher:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def close_descriptors(self) -> None:
-        """Close all descriptors in a forked process, which would keep the locks of its parent."""
+        """Close all descriptors in a forked process: they would keep the locks of its parent."""
         # Not `release`: a fork shares the parent's locks, so unlocking here would unlock them there.
         for descriptor in (*(each.part.descriptor for each in self._downloads), *self._queue.ahead.values()):
             if descriptor is not None:
@@ -338,14 +338,14 @@ class Fetcher:
                         break
                 try:
                     if not self._begin(first):
-                        # Room comes when other processes let go of copies, which nobody tells this one.
+                        # Room comes when other processes let go of copies, but nobody tells this process.
                         pause = _POLL_SECONDS
                         break
                 except Exception as error:  # noqa: BLE001  # logged, and the thread continues
                     self._fail(first, error)
 
     def _begin(self, shard: RemoteShard) -> bool:
-        """Begin to fetch a shard that is due; return False if it has to wait for room."""
+        """Begin to fetch a shard that is due, and return False if it has to wait for room."""
         if shard.size_bytes > self._folder.budget_bytes:
             self.warn_once(
                 "large",
@@ -429,7 +429,7 @@ class Fetcher:
                 raise ShardError(f"its CRC-32C is {found:#010x}; the manifest says {shard.crc32c:#010x}")
             descriptor = self._folder.publish(part)
         except Exception as error:  # noqa: BLE001  # logged, and the shard is tried again
-            download.error = None  # a cycle otherwise: its traceback holds this frame, which holds the download
+            download.error = None  # a cycle otherwise: its traceback holds this frame, and this frame the download
             with suppress(OSError):
                 self._folder.discard(part)
             self._fail(shard, error)

@@ -1,7 +1,7 @@
 """The folder of local copies, on disk or in memory: its place, its copies of shards, and its locks.
 
-Processes share the folder by `flock`, which the kernel releases when a process dies: a shared lock on a copy keeps it
-from being evicted, an exclusive lock on a partial copy means that a process is fetching it, and the file `lock` is held
+Processes share the folder by `flock`. The kernel releases it when a process dies. A shared lock on a copy keeps it from
+being evicted, an exclusive lock on a partial copy means that a process is fetching it, and the file `lock` is held
 while copies are counted, made or removed.
 """
 
@@ -50,7 +50,7 @@ def find_folder(parent: Path | None) -> Path:
     places = _default_places() if parent is None else [parent.absolute()]
     name = f"tpufeed-copies-{_FORMAT_VERSION}-{os.getuid()}"
     failures: dict[Path, OSError] = {}
-    # The first with room; without room anywhere, the last one that takes any file at all.
+    # The first with room. Without room anywhere, the last one that takes any file at all.
     for place, least in [*((each, _LEAST_ROOM_BYTES) for each in places), *((each, 0) for each in reversed(places))]:
         path = place / name
         try:
@@ -60,7 +60,7 @@ def find_folder(parent: Path | None) -> Path:
                 _make_folder(path)
                 return path
         except OSError as error:
-            failures[place] = error.with_traceback(None)  # a traceback holds this frame, which holds the error
+            failures[place] = error.with_traceback(None)  # a traceback holds this frame, and this frame the error
     raise _refusal(places[-1] / name, failures[places[-1]]) from failures[places[-1]]
 
 
@@ -90,7 +90,7 @@ def is_in_memory(folder: Path) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space of an existing folder; in memory no more than the machine or container has."""
+    """Return the free space of an existing folder, in memory no more than the machine or container has."""
     free = [shutil.disk_usage(folder).free]
     if is_in_memory(folder):
         # A tmpfs promises up to its own limit, whatever memory is left.
@@ -100,7 +100,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def user_cache() -> Path | None:
-    """Return the user's cache folder; None in a container whose user has neither a HOME nor a name."""
+    """Return the user's cache folder, or None in a container whose user has neither a HOME nor a name."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     except RuntimeError:
@@ -119,7 +119,7 @@ def _default_places() -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
-    """A shard as in the manifest; `place` is the URL of its store, empty for the main store of `LocalCopies`."""
+    """A shard as in the manifest. `place` is the URL of its store, empty for the main store of `LocalCopies`."""
 
     name: str
     size_bytes: int
@@ -129,7 +129,7 @@ class RemoteShard:
 
 @lru_cache(1 << 14)  # a loader needs the same keys for each list of shards
 def copy_key(url: str, shard: RemoteShard) -> str:
-    """Return the name of a shard's copy; `url` is the URL of its store unless the shard names a place."""
+    """Return the name of a shard's copy. `url` is the URL of its store unless the shard names a place."""
     # The name does not depend on tokens in the URL.
     identity = f"{url_identity(shard.place or url)}\0{shard.name}\0{shard.size_bytes}\0{shard.crc32c}"
     return hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
@@ -144,7 +144,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartialCopy:
-    """A copy that this process is fetching to `path`; `descriptor` has the exclusive lock."""
+    """A copy that this process is fetching to `path`. `descriptor` has the exclusive lock."""
 
     key: str
     size_bytes: int
@@ -172,7 +172,7 @@ class CopiesFolder:
 
     Attributes:
         path: the folder.
-        budget_bytes: the budget; lower it when the disk turns out to be full.
+        budget_bytes: the budget. Lower it when the disk turns out to be full.
         evictions: number of copies that this object has evicted.
 
     Raises:
@@ -193,7 +193,7 @@ class CopiesFolder:
         self._in_memory = is_in_memory(self.path)
 
     def hold(self, key: str, size_bytes: int) -> int | None:
-        """Open a copy under a shared lock, which keeps it from being evicted; return None if there is no copy.
+        """Open a copy under a shared lock that keeps it from being evicted, or return None if there is no copy.
 
         Marks the copy as the last used, and removes one of another size. Never waits. Raises OSError.
         """
@@ -203,7 +203,7 @@ class CopiesFolder:
                 descriptor = os.open(path, os.O_RDONLY | _FLAGS)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except (FileNotFoundError, BlockingIOError):  # there is none, or it is being evicted
+            except (FileNotFoundError, BlockingIOError):  # there is no copy, or it is being evicted
                 return None
             status = os.fstat(descriptor)
             if not status.st_nlink:  # it was evicted before we had the lock
@@ -262,7 +262,7 @@ class CopiesFolder:
             size_bytes: its size.
             spared: copies that must not be removed for it.
             due: rank of other copies that are due, the soonest first. Copies that are not due are removed first, the
-                least recently used before the others; then those that are due, the last due first.
+                least recently used before the others, then those that are due, the last due first.
             exceed: take it even if there is no room.
         """
         with self._locked(), ExitStack() as stack:
@@ -289,7 +289,7 @@ class CopiesFolder:
                         self.evictions += 1
                 if excess > 0 and not exceed:
                     return Refusal.FULL
-            # A hole, which others count from now on. `reserve` allocates it without the lock, as that may take seconds.
+            # A hole. Others count it from now on. `reserve` allocates it without the lock, as that may take seconds.
             os.ftruncate(descriptor, size_bytes)
             stack.pop_all()
             return PartialCopy(key, size_bytes, path, descriptor)
@@ -303,12 +303,12 @@ class CopiesFolder:
             os.posix_fallocate(part.descriptor, 0, part.size_bytes)
 
     def publish(self, part: PartialCopy) -> int:
-        """Make a verified copy visible; return its descriptor, which holds it as `hold` does. Raises OSError."""
+        """Make a verified copy visible, and return its descriptor, which holds it as `hold` does. Raises OSError."""
         if not self._in_memory:  # after a crash of the machine an empty copy would be trusted
             os.fdatasync(part.descriptor)
         with self._locked():
             # Turning an exclusive lock into a shared one releases it for a moment, see flock(2). Nobody can evict the
-            # copy then: that takes `lock`, which we hold.
+            # copy then: that takes `lock`, and we hold it.
             part.path.rename(self.path / f"{part.key}{_SHARD}")
             _touch(part.descriptor)
             fcntl.flock(part.descriptor, fcntl.LOCK_SH)
@@ -330,14 +330,14 @@ class CopiesFolder:
         return sum(part.size_bytes for part in _list_copies(self.path, _PART) if self._remove_unlocked(part))
 
     def _remove_unlocked(self, copy: _Copy) -> bool:
-        """Remove a copy unless it is in use; return true if this removed it."""
+        """Remove a copy unless it is in use, and return true if this removed it."""
         path = self.path / copy.name
         try:
             descriptor = os.open(path, os.O_RDONLY | _FLAGS)
         except FileNotFoundError:
             return False
         try:
-            # The path still names the opened file: a new copy gets this name under `lock`, which our callers hold.
+            # The path still names the opened file: a new copy gets this name under `lock`, held by our callers.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             return True

@@ -25,9 +25,9 @@ from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import read_by_threads
 from tpufeed.storage.store import ObjectInfo, Span, Store, check_name
 
-# Errors of Python, botocore and aiohttp; by name, to import no backend for them.
+# Errors of Python, botocore and aiohttp by name, to import no backend for them.
 _NETWORK_ERRORS = {"ConnectionError", "TimeoutError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError"}
-_PASSING = {408, 425, 429, 500, 502, 503, 504, *range(520, 528)}  # HTTP statuses; the last are Cloudflare's
+_PASSING = {408, 425, 429, 500, 502, 503, 504, *range(520, 528)}  # HTTP statuses. The last are Cloudflare's
 _ABSENT = {404, 410}
 _WEB_WAITS_SECONDS = (0.5, 2.0)  # before the second and the third try
 _WEB_TIMEOUTS = {"total": 300, "connect": 30, "sock_connect": 10, "sock_read": 30}  # in seconds, of aiohttp
@@ -41,7 +41,7 @@ _VERSION_KEYS = ("generation", "blob_id", "ETag", "etag", "mtime", "LastModified
 class FsspecStore(Store):
     """A `Store` over an fsspec file system.
 
-    The query of an `http(s)://` URL, which may hold a token, is sent with every object that is read. Clients do not
+    The query of an `http(s)://` URL may hold a token. It is sent with every object that is read. Clients do not
     repeat requests to a web server, so this does, up to three times. If a server has not answered several requests in a
     row, further ones fail at once, except for one per minute: a table may name a dead host a hundred thousand times.
     """
@@ -148,7 +148,7 @@ class FsspecStore(Store):
         return f"{self._base}/{name}{self._query}"
 
     def _ask(self, name: str, request: Callable[[], T]) -> T:
-        """Return the answer to a request. Raises as `_errors` does; UnavailableError after the last try."""
+        """Return the answer to a request. Raises as `_errors` does, and UnavailableError after the last try."""
         waits: list[float] = []
         if self._is_web and self._unanswered < _DEAD_AFTER:
             waits += _WEB_WAITS_SECONDS
@@ -178,7 +178,7 @@ class FsspecStore(Store):
                 return answer
 
     def _cause(self, error: Exception) -> Exception | None:
-        """Return the cause to show in a trace; None if the backend's message may hold the URL's secret."""
+        """Return the cause to show in a trace, or None if the backend's message may hold the URL's secret."""
         return None if self._has_secret else error
 
     @contextmanager

@@ -76,7 +76,7 @@ class GcsStore(Store):
         params = {"prefix": start, "fields": f"items({FIELDS}),nextPageToken"}
         for page in self._folder.iter_pages(self._folder.where(prefix).rstrip("/"), params):
             for found in page.items:
-                # Consoles make empty objects with such names to show empty folders; parts are not objects yet.
+                # Consoles make empty objects with such names to show empty folders. Parts are not objects yet.
                 if not found.name.endswith("/") and f"/{PARTS}" not in f"/{found.name}":
                     yield self._to_info(found)
 

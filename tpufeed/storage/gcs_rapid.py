@@ -1,4 +1,4 @@
-"""Objects of zonal (Rapid) buckets, which are read and written over gRPC, by Google's own client.
+"""Objects of zonal (Rapid) buckets, read and written over gRPC by Google's own client.
 
 Listings, metadata, moves and deletions use the JSON interface. An object in such a bucket can be read while it is being
 written. So a put writes it under another name, finalizes it, and then moves it to its place in one step, under the
@@ -37,7 +37,7 @@ from tpufeed.storage.gcs_transfers import Content, Download
 from tpufeed.storage.store import check_name
 
 _logger = logging.getLogger(__name__)
-PARTS = ".tpufeed-parts/"  # below the folder; objects that a killed writer leaves there may be deleted
+PARTS = ".tpufeed-parts/"  # below the folder. Objects that a killed writer leaves there may be deleted
 _CLOSING_SECONDS = 1.0
 _connections: dict[tuple[int, str], "_Connection"] = {}  # by process, as threads and channels do not survive a fork
 _locks: dict[int, threading.Lock] = {}  # by process, as in `gcs_requests`
@@ -52,7 +52,7 @@ class RapidDownload(Download):
         self._key, self._connection = folder.key(name), _connect(folder)
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes; the client writes to this object as to a file."""
+        """Take the next bytes. The client writes to this object as to a file."""
         assert self.buffer is not None
         if len(data) > len(self.buffer) - self.done:
             raise TransientError(f"the answer has more than the requested {len(self.buffer)} bytes")

@@ -71,15 +71,15 @@ class Patience:
     """Waiting times of a request, in seconds."""
 
     deadline_seconds: float = 120  # give up a call after this time without progress
-    first_pause_seconds: float = 1  # the longest pause before the second try; it doubles with each further one
-    longest_pause_seconds: float = 32  # ends the doubling; a pause that the server asks for is added
+    first_pause_seconds: float = 1  # the longest pause before the second try. It doubles with each further one
+    longest_pause_seconds: float = 32  # ends the doubling. A pause that the server asks for is added
     unreachable_seconds: float = 10  # the deadline if a name does not resolve or no emulator runs
     connect_seconds: float = 10  # limit for a connection, and for sending each piece of an upload
     read_seconds: float = 30  # limit for the next bytes
 
 
 class TransientError(Exception):
-    """A try of a call failed; the next may succeed, after the time that the server asks for."""
+    """A try of a call failed. The next may succeed, after the time that the server asks for."""
 
     def __init__(self, message: str, retry_after_seconds: float = 0) -> None:
         super().__init__(message)
@@ -153,7 +153,7 @@ class Tries:
         longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**doublings)
         # Drawn from zero on: workers that failed together spread over the whole pause instead of returning together.
         pause = min(error.retry_after_seconds + _random.uniform(0, longest), left)
-        # What cannot be reached is an error within seconds, which says it all.
+        # A host that cannot be reached is an error within seconds, with all details.
         is_quiet = is_unreachable or self._in_a_row < _TRIES_BEFORE_A_WARNING
         level = logging.INFO if is_quiet else logging.WARNING
         said, where = mask_secrets(str(error)), self._target.where
@@ -171,7 +171,7 @@ class Target:
 
 
 class UnexpectedError(StoreError):
-    """The answer is not that of an ordinary bucket; `persist` looks up the kind of the bucket."""
+    """The answer is not that of an ordinary bucket. `persist` looks up the kind of the bucket."""
 
 
 class PreconditionError(Exception):
@@ -260,7 +260,7 @@ def denied(target: Target, identity: str, found: str) -> AccessError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes; urllib3 and requests keep some causes only in their arguments."""
+    """Yield the error and its causes. urllib3 and requests keep some causes only in their arguments."""
     waiting, seen = [error], set[int]()
     while waiting:
         cause = waiting.pop(0)
@@ -299,7 +299,7 @@ class Resource(msgspec.Struct, frozen=True):
     name: str  # in its bucket
     generation: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
     size: Annotated[int, msgspec.Meta(ge=-1)] = -1  # some servers omit the zero of empty objects
-    crc32c: str = ""  # in base64; empty if the server has none
+    crc32c: str = ""  # in base64, empty if the server has none
 
     def __post_init__(self) -> None:
         if self.crc32c:
@@ -318,7 +318,7 @@ class Layout(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a listing; `token` requests the next one, if any."""
+    """One page of a listing. `token` requests the next one, if any."""
 
     items: list[Resource] = []
     prefixes: list[str] = []
@@ -379,7 +379,7 @@ class GcsSession:
 
     @contextmanager
     def answer(self, request: Request, target: Target, patience: Patience) -> Iterator[Any]:
-        """Send a request; yield the answer, a `requests.Response` with its body unread.
+        """Send a request, and yield the answer, a `requests.Response` with its body unread.
 
         Raises:
             TransientError: another try may succeed.
@@ -481,7 +481,7 @@ def _connect(credentials: Any) -> tuple[Any, str]:
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_connections=8, pool_maxsize=_POOL_CONNECTIONS, max_retries=0))
     try:
-        # Used only for its rules of endpoints. With a project it looks up none, which may ask a metadata server.
+        # Used only for its rules of endpoints. With a project it looks up no other: that may ask a metadata server.
         endpoint = Client(project="<none>", credentials=credentials, _http=session).api_endpoint.rstrip("/")
     except ValueError as error:  # the credentials belong to another universe, or are for mutual TLS
         raise AccessError(f"the credentials do not fit the settings of Google Cloud Storage here: {error}") from error
@@ -506,7 +506,7 @@ class GcsFolder:
 
     @property
     def session(self) -> GcsSession:
-        """The session of this process; a forked child makes its own, as processes cannot share a connection."""
+        """The session of this process. A forked child makes its own, as processes cannot share a connection."""
         key = os.getpid(), os.environ.get(EMULATOR_VARIABLE, ""), os.environ.get(USER_PROJECT_VARIABLE, "")
         with _locks.setdefault(os.getpid(), threading.Lock()):
             if key not in _sessions:
@@ -557,7 +557,7 @@ class GcsFolder:
     def speaks_grpc(self) -> bool:
         """Return true if objects are read and written over gRPC: the bucket is zonal, and gRPC is installed.
 
-        The first call looks up the bucket's layout; it asks an emulator only if that has a gRPC server. Raises
+        The first call looks up the bucket's layout. It asks an emulator only if that has a gRPC server. Raises
         UnavailableError.
         """
         if not has_grpc() or (os.environ.get(EMULATOR_VARIABLE) and not os.environ.get(GRPC_EMULATOR_VARIABLE)):
@@ -566,7 +566,7 @@ class GcsFolder:
         return layout is not None and layout.location_type == "zone"
 
     def _layout(self, patience: Patience | None = None) -> Layout | None:
-        """Return the bucket's layout; None if the server does not tell it to this caller.
+        """Return the bucket's layout, or None if the server does not tell it to this caller.
 
         All stores of a process share the answer. Raises UnavailableError.
         """
@@ -590,7 +590,7 @@ class GcsFolder:
         return layouts[self.bucket]
 
     def _odd_kind(self) -> str:
-        """Say why the bucket is not an ordinary one; empty if it is, or if that is not known."""
+        """Return why the bucket is not an ordinary one, empty if it is, or if that is not known."""
         layout = None
         with suppress(UnavailableError):
             layout = self._layout(replace(self.patience, deadline_seconds=0))  # one try: an error waits to be raised
@@ -618,14 +618,14 @@ class GcsFolder:
         return self.root + check_name(name)
 
     def path(self, name: str = "", kind: str = "") -> str:
-        """Return the path at the service of an object, or of all objects; `kind` is "/download" or "/upload"."""
+        """Return the path at the service of an object, or of all objects. `kind` is "/download" or "/upload"."""
         objects = f"{kind}/storage/v1/b/{quote(self.bucket, safe='')}/o"
         return f"{objects}/{quote(self.key(name), safe='')}" if name else objects
 
     def check_bucket(self) -> None:
         """Raise StoreError if there is no bucket: the answer for a missing object differs only in its words."""
         if not self.was_online:
-            # A caller who may not list gets 403 for a missing object; so a caller who got 404 may list.
+            # A caller who may not list gets 403 for a missing object, so a caller who got 404 may list.
             params = {"prefix": self.root, "maxResults": "1", "fields": "nextPageToken"}
             with suppress(AccessError):
                 self.call(self.url, "storage.objects.list", Request("GET", self.path(), params), Page)
@@ -691,5 +691,5 @@ class GcsFolder:
 
 
 def generation_of(version: str) -> str:
-    """Return the generation that a version names; a version of another kind of store matches none."""
+    """Return the generation that a version names. A version of another kind of store matches none."""
     return version if version.isascii() and version.isdigit() else "1"  # generations are microseconds since 1970

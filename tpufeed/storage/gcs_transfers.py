@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 # Lost if a body breaks off. A socket's time limit is for one whole send: small pieces allow a slow line.
 _PIECE_BYTES = 256 << 10
 SMALL_BYTES = 8 << 20
-CHUNK_BYTES = 32 << 20  # a multiple of 256 KiB; each chunk waits for an answer
+CHUNK_BYTES = 32 << 20  # a multiple of 256 KiB. Each chunk waits for an answer
 _AT_ONCE = 64  # requests
-_WINDOW = 2 * _AT_ONCE  # spans, so that a slow one at the head does not stop the others at once
+_WINDOW = 2 * _AT_ONCE  # spans: a slow one at the head then does not stop the others at once
 _HELD_BYTES = 256 << 20
 _PRIOR_BYTES, _PRIOR_COUNT = 256 << 20, 16  # objects are assumed to have 16 MB until some were read
 T = TypeVar("T")
 
 
 def object_size(where: str, status: int, headers: Mapping[str, str], first: int, generation: str) -> int | None:
-    """Return the object's length from an answer with its bytes from `first` on; None if it has the whole object.
+    """Return the object's length from an answer with its bytes from `first` on, or None if it has the whole object.
 
     Raises:
         TransientError: the answer has other bytes, or another generation, than requested.
@@ -75,8 +75,8 @@ class Download:
 
     The client library's own downloads copy each byte several times in Python: 8 KB at a time from urllib3 to a file
     object. This requests the object with the library's session and lets the socket write into the caller's buffer. The
-    GIL is still taken once per receive, which over TLS brings at most 16 KB: beside a thread that computes in Python,
-    reading belongs in a separate process.
+    GIL is still taken once per receive (over TLS at most 16 KB): beside a thread that computes in Python, reading
+    belongs in a separate process.
     """
 
     def __init__(self, folder: GcsFolder, name: str, version: str) -> None:
@@ -85,7 +85,7 @@ class Download:
         self._pinned = generation_of(version) if version else ""
         self.generation = self._pinned  # "" until an answer names it
         self.buffer: memoryview | None = None  # for a whole object, made after the first answer
-        self.done = self._start = self._furthest = 0  # bytes in the buffer; its first byte; the maximum of `done`
+        self.done = self._start = self._furthest = 0  # bytes in the buffer, its first byte, the maximum of `done`
         self._whole = False
 
     def read(self) -> bytes:
@@ -96,7 +96,7 @@ class Download:
         return bytes(self.buffer)
 
     def read_into(self, start: int, buffer: memoryview) -> int:
-        """Read into `buffer` from byte `start` on; return the number of bytes. Raises as `read` does."""
+        """Read into `buffer` from byte `start` on, and return the number of bytes. Raises as `read` does."""
         self._start, self.buffer = start, buffer.cast("B")
         self._persist()
         return self.done
@@ -153,7 +153,7 @@ class Download:
 
     def _receive(self, response: Any, wanted: int, tries: Tries) -> None:
         assert self.buffer is not None
-        # urllib3's own readinto makes bytes and copies them; the http.client response that it wraps does not.
+        # urllib3's own readinto makes bytes and copies them. The http.client response that it wraps does not.
         source = getattr(response.raw, "_fp", response.raw)
         while self.done < wanted:
             count = source.readinto(self.buffer[self.done : min(wanted, self.done + _PIECE_BYTES)])
@@ -170,7 +170,7 @@ class Download:
 
 
 class ReadError(Exception):
-    """The content of an upload cannot be read. Not an OSError, which urllib3 would take for the network's."""
+    """The content of an upload cannot be read. Not an OSError: urllib3 would take it for the network's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ class Upload:
 
     @property
     def _metadata(self) -> bytes:
-        """Metadata with the CRC-32C, so that the service refuses bytes that were damaged on their way."""
+        """Metadata with the CRC-32C. By it the service refuses bytes that were damaged on their way."""
         return json.dumps({"name": self._key, "crc32c": from_crc32c(self._content.crc32c)}).encode()
 
     def _put_at_once(self, send: Send, tries: Tries) -> Resource:
@@ -266,7 +266,7 @@ class Upload:
             start, stop = self._stored, min(self._stored + CHUNK_BYTES, self._content.size_bytes)
             body = _Body(self._content, start, stop)
             found = self._send_range(send, f"bytes {start}-{stop - 1}/{self._content.size_bytes}", body)
-            # An error is counted, and ends with patience; else this loop would send the same bytes forever.
+            # An error is counted, and ends with patience. Otherwise this loop would send the same bytes forever.
             if found is None and self._stored <= start:
                 raise TransientError(f"the service has kept nothing of the bytes from {start} to {stop}")
         return found
@@ -286,7 +286,7 @@ class Upload:
         self._stored = 0
 
     def _send_range(self, send: Send, content_range: str, body: "bytes | _Body") -> Resource | None:
-        """Send a range and set `_stored` to the bytes that arrived; return the new object after the last range."""
+        """Send a range and set `_stored` to the bytes that arrived. Return the new object after the last range."""
         request = Request("PUT", self._url, {}, {"Content-Range": content_range}, body, accept=(308, 404, 410))
         try:
             with send(request) as response:

@@ -49,7 +49,7 @@ _MUNMAP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)(("mun
 
 
 class LocalStore(Store):
-    """A `Store` over a local folder. A create-only put is a hard link, which fails if the name is taken.
+    """A `Store` over a local folder. A create-only put is a hard link: it fails if the name is taken.
 
     The folder may be a link. Nothing is written or removed through a link below it, as a dataset from elsewhere may
     hold a link to any place. With `follow`, files are read through such links, as for a folder of images.
@@ -116,7 +116,7 @@ class LocalStore(Store):
         return ObjectInfo(name, found.st_size, str(found.st_mtime_ns))
 
     def iter_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield each file. Links are followed, but never in a circle; a broken link is an empty object.
+        """Yield each file. Links are followed, but never in a circle. A broken link is an empty object.
 
         If links are not followed, each link is one. A folder of a million files is not held in memory, and no folder
         above the present one is kept open.
@@ -171,7 +171,7 @@ class LocalStore(Store):
             try:
                 lacks = _find_lacks(folder, self.url)
             except OSError as error:
-                if error.errno not in FULL:  # free space is another check, which says more
+                if error.errno not in FULL:  # free space is another check with a better message
                     raise
                 return ()
             if not lacks:
@@ -248,7 +248,7 @@ class LocalStore(Store):
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """Make a folder in the store's own file system, so that a put is a link; remove new empty parents on exit."""
+        """Make a folder in the store's file system: a put is then a link. Remove new empty parents on exit."""
         parent = self._root / _TEMPORARY
         with self._errors(_TEMPORARY):
             missing = [folder for folder in parent.parents if not mode_of(folder)]
@@ -259,7 +259,7 @@ class LocalStore(Store):
                     folder = stack.enter_context(temporary_folder(parent, make))
                 yield folder
         finally:
-            with suppress(OSError):  # not empty: another process has a temporary folder of its own in them
+            with suppress(OSError):  # not empty: another process has a temporary folder in them
                 for folder in missing:  # innermost first
                     folder.rmdir()
 
@@ -318,7 +318,7 @@ def _link_error(path: str) -> LinkError:
 
 @contextmanager
 def _locked(folder: Path, exclusive: bool) -> Iterator[int]:
-    """Open a folder; if `exclusive`, no other process replaces or removes a version in it meanwhile.
+    """Open a folder. If `exclusive`, no other process replaces or removes a version in it meanwhile.
 
     File systems do not compare versions, so nobody may write between our check and our write.
     """
@@ -378,7 +378,7 @@ def _needed(where: object, folder: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # EIO is rclone's answer to a hard link; on a disk it is the disk's error.
+        # EIO is rclone's answer to a hard link. On a disk it is the disk's error.
         if error.errno in _UNSUPPORTED or (error.errno == errno.EIO and find_mount(folder)[1].startswith("fuse")):
             raise _unsuitable(where, folder, f"{what} ({error.strerror})") from error
         raise
@@ -433,7 +433,7 @@ def _is_hollow(descriptor: int, size: int) -> bool:
 
 
 def mode_of(path: str | Path) -> int:
-    """Return the mode of the file or folder at a path, following links; 0 if there is nothing.
+    """Return the mode of the file or folder at a path, following links, or 0 if there is nothing.
 
     Raises StoreError if a folder above may not be searched, where `Path.exists` is false since Python 3.14.
     """
@@ -456,7 +456,7 @@ def is_file(path: str | Path) -> bool:
 
 
 def find_mount(folder: Path) -> tuple[str, str]:
-    """Return the mount point and kind of a folder's file system; ("", "unknown") if the system does not tell."""
+    """Return the mount point and kind of a folder's file system, or ("", "unknown") if the system does not tell."""
     path, best, kind = folder.resolve(), "", "unknown"
     with suppress(OSError):
         for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -484,7 +484,7 @@ def temporary_folder(parent: Path | None = None, make_parent: Callable[[], None]
     """
     try:
         where = Path(tempfile.gettempdir()) if parent is None else parent
-    except FileNotFoundError as error:  # the root is read-only, say
+    except FileNotFoundError as error:  # the root is read-only, for example
         raise OptionError(f"{error.strerror}. Set TMPDIR to a writable folder") from error
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -536,7 +536,7 @@ def _remove_abandoned(ours: Path) -> None:
             stack.callback(os.close, descriptor)
             if os.fstat(descriptor).st_uid != os.getuid():  # all users share the system's folder
                 continue
-            # The age is by the clock of the file system, which all hosts share, not by this host's.
+            # The age is by the clock of the file system, shared by all hosts, not by this host's.
             if not path.name.startswith(f"{same_domain}_") and _touched(ours) - _touched(path) < _ABANDONED_SECONDS:
                 continue
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -554,7 +554,8 @@ def map_file(descriptor: int, size_bytes: int) -> memoryview:
     The descriptor may be closed at once. Truncating the file while it is mapped ends the process with SIGBUS, as with
     Python's own mmap. Raises OSError.
     """
-    # Not Python's mmap, which keeps a duplicate of the descriptor: a reader of many shards would run out of these.
+    # Not Python's mmap, because that keeps a duplicate of the descriptor: a reader of many shards would run out of
+    # these.
     address = _MMAP(None, size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()

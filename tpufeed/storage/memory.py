@@ -15,7 +15,7 @@ _generation = iter(range(1, 1 << 62))
 
 
 class MemoryStore(Store):
-    """A `Store` whose objects live as long as the process; no other process sees them."""
+    """A `Store` whose objects live as long as the process. No other process sees them."""
 
     shared = False
     conditional = True

@@ -53,7 +53,7 @@ def settle(
 
 
 def read_certain(store: Store, name: str, version: str = "") -> bytes:
-    """Return a document that has no checksum of its own: if the store does not check its reads, once it came twice.
+    """Return a document without a checksum. If the store does not check its reads, it is read until two agree.
 
     Raises as `Store.read_document` and `settle` do.
     """
@@ -71,7 +71,7 @@ def read_by_threads(
         try:
             for span in spans:
                 waiting.append(executor.submit(read_span, store, span))
-                if len(waiting) >= 2 * at_once:  # so that a slow one at the head does not stop the others at once
+                if len(waiting) >= 2 * at_once:  # a slow one at the head then does not stop the others at once
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -83,8 +83,8 @@ def read_by_threads(
 class SpanReader:
     """Reads a few spans at a time, and keeps its threads and their connections until `close`. Thread-safe.
 
-    `Store.read_many` is for thousands at a time, and its setup may cost more than a loader's batch. The owner of
-    `shared` threads, which several readers use, ends them.
+    `Store.read_many` is for thousands at a time, and its setup may cost more than a loader's batch. Several readers use
+    `shared` threads. Their owner ends them.
     """
 
     def __init__(self, shared: ThreadPoolExecutor | None = None) -> None:
@@ -106,7 +106,7 @@ class SpanReader:
         return list(results)
 
     def close(self) -> None:
-        """End the threads; the next read starts new ones."""
+        """End the threads. The next read starts new ones."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
@@ -126,14 +126,14 @@ def read_line(file: BinaryIO) -> bytes:
 
 
 def open_object(store: Store, name: str, compare: bool = False) -> BinaryIO:
-    """Open an object as a seekable file; a remote object is read in ranges of a few MB.
+    """Open an object as a seekable file. A remote object is read in ranges of a few MB.
 
     With `compare`, the bytes are compared with the store's CRC-32C once the last one is read, if none was left out. For
-    that, up to a block of skipped bytes is read; if more is skipped at once, nothing is compared.
+    that, up to a block of skipped bytes is read. If more is skipped at once, nothing is compared.
 
     Raises:
         ObjectNotFoundError: there is no such object.
-        StoreError: it cannot be read; reads from the file may raise this as well.
+        StoreError: it cannot be read. Reads from the file may raise this as well.
         DamagedReadError: raised by reads from the file that returned other bytes than the object's.
     """
     file = store.open_local(name)
@@ -169,7 +169,7 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
                 f"{store.url}/{name}: no room for a copy of {info.size_bytes:,} bytes in {folder.parent}: "
                 f"{error.strerror}; set TMPDIR to a folder that has some"
             ) from error
-        # Ranges go straight into the file's pages, so that even an object larger than memory can be compared.
+        # Ranges go straight into the file's pages: even an object larger than memory can be compared.
         view = memoryview(mmap.mmap(copy.fileno(), info.size_bytes))
 
         def read() -> int:

@@ -34,7 +34,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes `[start, stop)` of an object, or up to its end if `stop` is None; `version` as in `Store.read_range`."""
+    """Bytes `[start, stop)` of an object, or up to its end if `stop` is None. `version` as in `Store.read_range`."""
 
     name: str
     start: int = 0
@@ -53,7 +53,7 @@ class Store(Protocol):
     Attributes:
         url: URL in a form that users may type.
         shared: other processes that open `url` see the same objects.
-        conditional: `put` and `put_file` are atomically create-only; if False, only one writer may write at a time.
+        conditional: `put` and `put_file` are atomically create-only. If False, only one writer may write at a time.
         generations: the store assigns versions, and no two contents of a name ever have the same version.
         retries: number of repeated requests.
         checks_reads: `read` returns what is stored: the store, or this machine's disk, compares its own checksum.
@@ -76,10 +76,10 @@ class Store(Protocol):
         return self.read(name, version)
 
     def read_range(self, name: str, start: int, stop: int, version: str = "") -> bytes:
-        """Read the bytes `[start, stop)`; fewer only if the object ends earlier. Raises as `read` does."""
+        """Read the bytes `[start, stop)`, fewer only if the object ends earlier. Raises as `read` does."""
 
     def read_into(self, name: str, start: int, buffer: memoryview, version: str = "") -> int:
-        """Read into `buffer` from byte `start` on; return the number of bytes, fewer only if the object ends."""
+        """Read into `buffer` from byte `start` on, and return the number of bytes, fewer only if the object ends."""
         data = self.read_range(name, start, start + len(buffer), version)
         buffer[: len(data)] = data
         return len(data)
@@ -105,7 +105,7 @@ class Store(Protocol):
         return None
 
     def try_puts(self) -> tuple[str, ...]:
-        """Try, with files that are removed again, whether a build can write here; return warnings.
+        """Try, with files that are removed again, whether a build can write here, and return warnings.
 
         Only a local folder can lack something.
 
@@ -115,7 +115,7 @@ class Store(Protocol):
         return ()
 
     def put(self, name: str, data: bytes, replaces: ObjectInfo | None = None) -> ObjectInfo:
-        """Create the object, whole or not at all; it replaces the object `replaces`, if given.
+        """Create the object, whole or not at all. It replaces the object `replaces`, if given.
 
         Raises:
             ObjectExistsError: there is an object already, or another one than `replaces`.
@@ -125,7 +125,7 @@ class Store(Protocol):
         """Put a closed file of `temporary_folder()`, which this may move. Raises as `put` does."""
 
     def delete(self, name: str, version: str = "") -> None:
-        """Remove the object; if a `version` is given, only that version.
+        """Remove the object, or only one `version` of it.
 
         A missing object, or one with another version, is no error. A store that is not `conditional` checks the version
         just before it removes the object.
@@ -136,14 +136,14 @@ class Store(Protocol):
         return None
 
     def open_local(self, name: str) -> FileIO | None:
-        """Open the object as a local file, unbuffered; None if the store is not a local folder.
+        """Open the object as a local file, unbuffered, or None if the store is not a local folder.
 
-        Raises StoreError; LinkError if it, or a folder that holds it, is a link that must not be followed.
+        Raises StoreError, or LinkError if it, or a folder that holds it, is a link that must not be followed.
         """
         return None
 
     def temporary_folder(self) -> AbstractContextManager[Path]:
-        """Make a local folder for files of `put_file`; it is removed on exit, or after a kill by the next call."""
+        """Make a local folder for files of `put_file`. It is removed on exit, or after a kill by the next call."""
 
 
 def open_store(url: str | Path, follow: bool = True) -> Store:
@@ -158,7 +158,7 @@ def open_store(url: str | Path, follow: bool = True) -> Store:
 
     Raises:
         UnknownSchemeError: nothing opens this scheme.
-        OptionError: it names no bucket, or is neither text nor a path, but a list of URLs, say.
+        OptionError: it names no bucket, or is neither text nor a path, but for example a list of URLs.
         MissingExtraError: its backend is not installed.
     """
     if not isinstance(url, str | os.PathLike):
