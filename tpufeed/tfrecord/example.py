@@ -1,6 +1,6 @@
 """tf.train.Example without TensorFlow: `Example{features{feature: map<string, Feature>}}`.
 
-Field numbers are those of tensorflow/core/example/{example,feature}.proto. Packed and unpacked lists are read; lists
+Field numbers are those of tensorflow/core/example/{example,feature}.proto. Packed and unpacked lists are read. Lists
 are written packed, map entries in the order given, so the same features give the same bytes.
 """
 
@@ -70,7 +70,7 @@ def encode_entry(name: str, feature: Feature) -> bytes:
 
 
 def decode_example(payload: BytesLike, where: str = "record") -> dict[str, Feature]:
-    """Return the features of a serialised tf.train.Example; bytes values are views into `payload`.
+    """Return the features of a serialised tf.train.Example. Bytes values are views into `payload`.
 
     Raises:
         RecordError: `payload` is not a tf.train.Example.
@@ -90,7 +90,7 @@ def decode_arrays(payload: BytesLike, where: str = "record") -> dict[str, Featur
 
 
 def decode_entries(entries: BytesLike, where: str = "record") -> dict[str, Feature]:
-    """Return the features of successive map entries, as `encode_entry` writes them; bytes values are views.
+    """Return the features of successive map entries, as `encode_entry` writes them. Bytes values are views.
 
     Raises:
         RecordError: `entries` are something else.
@@ -120,7 +120,7 @@ def split_entries(entries: bytes, where: str = "record") -> dict[str, bytes]:
 
 
 def read_text(value: object) -> str | None:
-    """Return a bytes value of a feature as text; None if it is something else, or not valid UTF-8."""
+    """Return a bytes value of a feature as text, or None if it is something else, or not valid UTF-8."""
     try:
         return str(value, "utf-8") if isinstance(value, bytes | memoryview) else None
     except UnicodeDecodeError:
@@ -132,7 +132,7 @@ def encode_varint(value: SupportsIndex, width: int = 0) -> bytes:
 
     Args:
         value: the number.
-        width: pad to this many bytes. Parsers accept up to 10, for lengths up to 5; so a field that is written later or
+        width: pad to this many bytes. Parsers accept up to 10, for lengths up to 5, so a field that is written later or
             read in place can have a constant offset.
 
     Raises:
@@ -177,7 +177,7 @@ def encode_field(number: int, data: bytes) -> bytes:
 
 
 def _iter_fields(buffer: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Yield `(field number, wire type, value)`; fixed-width values come as views."""
+    """Yield `(field number, wire type, value)`. Fixed-width values come as views."""
     offset = 0
     while offset < len(buffer):
         tag, offset = read_varint(buffer, offset)

@@ -1,6 +1,6 @@
 """The fixed layout of tpufeed's records: a tf.train.Example whose image and integers are at known places.
 
-Any protobuf parser reads these bytes; a loader need not parse them. The image comes first, and every length before it
+Any protobuf parser reads these bytes. A loader need not parse them. The image comes first, and every length before it
 is a varint padded to 5 bytes, so it starts at `image_offset` of the payload, whatever its size. The integer features
 follow in a fixed order, each value a varint padded to 10 bytes. All other features come last.
 """
@@ -109,7 +109,7 @@ class FixedLayout:
         """Return `(image_bytes, integers, rest)` of a payload if every length before `rest` is right, else None.
 
         `rest` is a copy of the bytes after the integers. `decode` skips the lengths around the image, which no loader
-        needs; this compares them, as other parsers rely on them.
+        needs. This compares them, as other parsers rely on them.
         """
         found = self._find(payload)
         if found is None:
@@ -132,7 +132,7 @@ class FixedLayout:
         )
 
     def _find(self, payload: memoryview) -> tuple[int, tuple[int, ...]] | None:
-        """Return where the image ends, and the integers behind it; None if they are not at their places."""
+        """Return where the image ends, and the integers behind it, or None if they are not at their places."""
         length = _read_padded(bytes(payload[self._length_at]))
         if length is None:
             return None
@@ -164,7 +164,7 @@ class FixedLayout:
 class ScalarEntry:
     """Reads one feature of exactly one value in the shortest encoding, as `encode_entry` writes it.
 
-    It compares bytes at fixed offsets, which is ten times faster than parsing. Entries with lengths of more than a byte
+    It compares bytes at fixed offsets: ten times faster than parsing. Entries with lengths of more than a byte
     are left to the parser. Immutable.
     """
 
@@ -186,7 +186,7 @@ class ScalarEntry:
             self._size = len(head)
 
     def read(self, data: bytes, at: int) -> tuple[bytes, int] | None:
-        """Return `(value, offset after the entry)` of the entry at `at`; None for another entry or encoding.
+        """Return `(value, offset after the entry)` of the entry at `at`, or None for another entry or encoding.
 
         The value is bytes: the string itself, four bytes of a float, or a varint.
         """
@@ -200,7 +200,7 @@ class ScalarEntry:
         if stop > len(data) or data[at:start] != self._heads.get(value_bytes):
             return None
         value = data[start:stop]
-        # A varint ends at the first byte below 0x80, which must be its last one.
+        # A varint ends at the first byte below 0x80. It must be its last one.
         if self._is_varint and (value[-1] > 0x7F or min(value[:-1], default=0x80) < 0x80):
             return None
         return value, stop
@@ -214,7 +214,7 @@ def _pad_length(length: int) -> bytes:
 
 @lru_cache(maxsize=1 << 16)  # labels and sizes come again and again
 def _read_padded(varint: bytes) -> int | None:
-    """Return the int64 of a padded varint of exactly these bytes; None if they are something else."""
+    """Return the int64 of a padded varint of exactly these bytes, or None if they are something else."""
     if len(varint) < _LENGTH_BYTES or varint[-1] > 0x7F or min(varint[:-1]) < 0x80:
         return None
     return to_signed(read_varint(varint, 0)[0])
