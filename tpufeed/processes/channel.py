@@ -63,7 +63,7 @@ class Channel(Connection):
 
     def hang_up(self) -> None:
         """Shut the channel down for all processes that hold either end, and wake up those that listen."""
-        # Use a duplicate, which no other thread can close in between.
+        # Use a duplicate: no other thread can close it in between.
         with socket.socket(fileno=os.dup(self.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)
 

@@ -1,6 +1,6 @@
 """Child processes: how a child starts, talks with its launcher and ends, and how its death is reported.
 
-A child is a new interpreter, or a fork of a `ForkServer`, which is a new interpreter. The launcher itself is never
+A child is a new interpreter, or a fork of a `ForkServer`, itself a new interpreter. The launcher itself is never
 forked, and the user's `__main__` is not imported again. Launcher and child exchange pickled messages over a socket
 pair. The code that runs in the child is in `child_main`.
 """
@@ -26,7 +26,7 @@ _ONE_THREAD = dict.fromkeys(("OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS", "OPENB
 # torch_tpu sets this to 1 for its children. A worker that imports torch for an op of the user would open the TPU.
 _NO_DEVICE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 _COMMAND = (sys.executable, "-P", "-m", "tpufeed.processes.child_main")
-_KILLED_SECONDS = 5.0  # for a child that was killed or has closed its end to exit; it may dump core
+_KILLED_SECONDS = 5.0  # for a child that was killed or has closed its end to exit: it may dump core
 _OUTPUT_BYTES = 2000
 # A shutdown, Slurm (--signal) or a terminal sends these to all processes, but only the launcher should act on them.
 LAUNCHERS_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -86,9 +86,9 @@ class Child:
 
     Args:
         entry: "module:function".
-        descriptors: files that are open in the child under the same numbers; open them after `fill_streams`.
+        descriptors: files that are open in the child under the same numbers. Open them after `fill_streams`.
         variables: environment variables to add to those of this process.
-        patience_seconds: how long `send` waits for a child that does not read; None: forever. `receive` waits no
+        patience_seconds: how long `send` waits for a child that does not read. None: forever. `receive` waits no
             longer than this for the rest of a message.
         apart: give the child a new process group, so that all its children end with it, and a file to print to.
         one_thread: libraries in the child start no threads, and torch loads no backend of a device.
@@ -261,9 +261,9 @@ class ForkServer(Child):
     """A child that imports once what its forks need. A `Fork` is a child, too.
 
     A fork starts in a tenth of the time of a new interpreter, and shares the memory of all that the server has imported
-    and prepared. Forks are killed when the server ends. The server has no threads, so that no fork inherits a locked
-    lock. Server and forks ignore signals that are meant for the launcher. If `prepare` fails, each fork's `receive`
-    raises the error. Not thread-safe.
+    and prepared. Forks are killed when the server ends. The server has no threads, so no fork inherits a locked lock.
+    Server and forks ignore signals that are meant for the launcher. If `prepare` fails, each fork's `receive` raises
+    the error. Not thread-safe.
 
     Args:
         entry: entry of the forks, as in `Child`.
@@ -303,7 +303,7 @@ class ForkServer(Child):
         return ForkedProcess(self, self._forks)
 
     def pid(self, fork: int) -> int:
-        """Return the process id of a fork, after waiting for its start; 0 if it could not start."""
+        """Return the process id of a fork, after waiting for its start, or 0 if it could not start."""
         with suppress(ChildDiedError):
             while fork not in self._pids and self._hear(_KILLED_SECONDS):
                 pass
@@ -326,7 +326,7 @@ class ForkServer(Child):
             self.send(Signal(fork, number))
 
     def _hear(self, seconds: float) -> bool:
-        """Receive a message about a fork; return False if there is none after `seconds`."""
+        """Receive a message about a fork, and return False if there is none after `seconds`."""
         try:
             if not self._channel.poll(seconds):  # Ctrl-C here leaves the connection intact, and `kill` can use it
                 return False
@@ -366,7 +366,7 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id; 0 if the process could not start."""
+        """Process id, or 0 if the process could not start."""
         return self._server.pid(self._number)
 
     def wait(self, timeout: float) -> int:
@@ -389,9 +389,9 @@ def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool
     """End children, all at the same time.
 
     Args:
-        children: children to end; they may already be dead.
+        children: children to end. They may already be dead.
         patience_seconds: time that they have to exit by themselves before they are killed.
-        terminate: also send SIGTERM, which interrupts a child in the middle of its work.
+        terminate: also send SIGTERM, to interrupt a child in the middle of its work.
     """
     for child in children:
         # A child does not notice that our end closes if a fork of this process also holds it, so hang up first.

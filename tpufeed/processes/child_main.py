@@ -35,13 +35,13 @@ def main(descriptor: int, entry: str, launcher: int, forks: bool) -> None:
     The module of `entry` is imported in advance, because `begin` may come much later.
     """
     fill_streams()
-    # If memory runs out, the system is to kill this process before the launcher, which then says so. By default it
-    # kills the one with most memory: a training process, which maps all batches.
+    # If memory runs out, the system should kill this process before the launcher, which then reports it. By default it
+    # kills the one with most memory: a training process, because it maps all batches.
     with suppress(OSError, ValueError):
         _OOM_SCORE.write_text(str(min(_FIRST, int(_OOM_SCORE.read_text()) + _FIRST)))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group. The launcher decides
     for number in LAUNCHERS_SIGNALS if forks else ():
-        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the programs that a fork executes would inherit
+        signal.signal(number, lambda *_: None)  # not SIG_IGN: the programs that a fork executes would inherit it
     # The launcher has blocked them until now, and one of its threads may have blocked SIGCHLD, too.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGCHLD, *LAUNCHERS_SIGNALS})
     os.set_inheritable(descriptor, False)  # or a program that a framework executes here would keep the launcher waiting
@@ -123,7 +123,7 @@ def _cannot_import(error: Exception) -> Failure:
 
 
 def _prepare(entry: str, context: Any) -> Failure | None:
-    """Call a function "module:function"; return its failure, or None."""
+    """Call a function "module:function", and return its failure, or None."""
     try:
         function = resolve_name(entry)
     except (ImportError, AttributeError) as error:
@@ -183,7 +183,7 @@ class _ForkServer:
         return None
 
     def _close(self) -> None:
-        """Stop handling signals; a later one could not write its byte to the closed socket."""
+        """Stop handling signals. A later one could not write its byte to the closed socket."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for end in (self._woken, self._alarm):

@@ -1,6 +1,6 @@
 """Limits of cores and memory of this process, and messages for errors that a limit of the system causes.
 
-Linux's control groups, which containers use, limit both. A process is also bound by the limits of all groups above its
+Linux's control groups limit both. Containers use them. A process is also bound by the limits of all groups above its
 own. A file that is missing, unreadable or not a number sets no limit. Both versions of cgroups are read, because hosts
 may have either, or both at once.
 """
@@ -36,7 +36,7 @@ def available_cores() -> int:
     """Return the number of cores that this process may use: those of its affinity mask, up to its container's quota.
 
     A quota is rounded up. A task that srun started uses at most its `--cpus-per-task`, because not every Slurm binds
-    tasks to processors. A batch script, which has no step, has the cores of all its tasks.
+    tasks to processors. A batch script has no step, but the cores of all its tasks.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = os.environ.get("SLURM_CPUS_PER_TASK", "") if "SLURM_STEP_NUM_TASKS" in os.environ else ""
@@ -46,7 +46,7 @@ def available_cores() -> int:
 
 
 def cpu_quota(root: Path = _HOST) -> float | None:
-    """Return the CPU time per second that this process may use, such as 0.5; None if no group limits it.
+    """Return the CPU time per second that this process may use, such as 0.5, or None if no group limits it.
 
     Args:
         root: the folder that contains /proc and /sys.
@@ -62,13 +62,13 @@ def cpu_quota(root: Path = _HOST) -> float | None:
 
 
 def memory_limit(root: Path = _HOST) -> int | None:
-    """Return the bytes that this process and the others in its groups may use; None if no group limits them."""
+    """Return the bytes that this process and the others in its groups may use, or None if no group limits them."""
     limits = [limit for group in _iter_groups(root, "memory") for limit in _numbers(group, _MEMORY_LIMITS)]
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def memory_left(root: Path = _HOST) -> int | None:
-    """Return the bytes that are free, or page cache, of that limit and of the machine; None if neither is known."""
+    """Return the bytes that are free, or page cache, of that limit and of the machine, or None if neither is known."""
     left = [int(kilobytes) << 10 for kilobytes in _MEMORY_AVAILABLE.findall(_read(root / "proc/meminfo"))]
     for group in _iter_groups(root, "memory"):
         used = sum(_numbers(group, _MEMORY_USED))
@@ -102,7 +102,7 @@ def why_killed(kills_before: int, root: Path = _HOST) -> str:
 
 
 def limit_reached(error: BaseException) -> str:
-    """Return a message about the system limit that caused an error; empty if no limit did."""
+    """Return a message about the system limit that caused an error, empty if no limit did."""
     if isinstance(error, StoreError) and error.__cause__ is not None:  # the open file too many may be an index
         return limit_reached(error.__cause__)
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
@@ -117,11 +117,11 @@ def limit_reached(error: BaseException) -> str:
 
 
 def room_left(error: OSError, path: str | Path) -> str:
-    """Return what a full disk has room for and what to do, to follow the system's text; empty for other errors.
+    """Return what a full disk has room for and what to do, to follow the system's text, empty for other errors.
 
     Args:
         error: of a write to `path`.
-        path: of a file; it and the folders above it need not exist.
+        path: path of a file. It and the folders above it need not exist.
     """
     if error.errno not in FULL:
         return ""
@@ -135,7 +135,7 @@ def room_left(error: OSError, path: str | Path) -> str:
 
 
 def failure_message(error: Exception) -> str:
-    """Return the launcher's message for a task's error; a bug has its traceback in it."""
+    """Return the launcher's message for a task's error. A bug has its traceback in it."""
     if isinstance(error, MemoryError):
         return "there is not enough memory. Try fewer --workers"
     if limit := limit_reached(error):

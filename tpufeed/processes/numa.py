@@ -28,7 +28,7 @@ class Node(NamedTuple):
 
 
 def find_nodes(root: Path = _SYS) -> list[Node]:
-    """Return the nodes that have cores; empty if the system does not tell.
+    """Return the nodes that have cores, empty if the system does not tell.
 
     Cores that an affinity mask or the cpuset of a container excludes are left out.
 
@@ -50,7 +50,7 @@ def find_nodes(root: Path = _SYS) -> list[Node]:
 
 
 def place_workers(nodes: Sequence[Node], count: int, rank: int = 0, ranks: int = 1) -> list[Node]:
-    """Return the node of each of the `count` worker processes of a rank; empty if there is no choice.
+    """Return the node of each of the `count` worker processes of a rank, empty if there is no choice.
 
     The only rank of a host feeds all its chips, and its workers are spread over all nodes. Each of several ranks has
     the nodes of its share of the chips. If the chips of a node are unknown, each rank has its share of the nodes,
@@ -105,7 +105,7 @@ def _iter_chips(root: Path) -> Iterator[Path]:
 
 
 def _parse_cores(text: str) -> list[int]:
-    """Return the numbers of a Linux list like "0-3,8-11,16"; empty for any other text."""
+    """Return the numbers of a Linux list like "0-3,8-11,16", empty for any other text."""
     if not _CORES.fullmatch(text):
         return []
     cores = list[int]()
