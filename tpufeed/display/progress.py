@@ -1,8 +1,8 @@
-"""Progress of work: a bar where a person watches, lines in a log, or nothing.
+"""Progress of work: a bar on terminals and in notebooks, lines in a log, or nothing.
 
 A person watches a terminal or a notebook. In a notebook the bar is rich's, in a display of IPython that each update
 replaces: a saved notebook has one output with the last state. rich's own way needs ipywidgets, and prints a warning
-instead of a bar without them; so does tqdm's, which then writes every state into the notebook.
+instead of a bar without them. So does tqdm's, and then writes every state into the notebook.
 """
 
 import multiprocessing
@@ -52,8 +52,8 @@ def show_progress(
 
     Args:
         verb: what is done ("sharding").
-        progress: True shows progress everywhere, False nowhere, None where a person watches. With a listener None is
-            False: the caller shows it.
+        progress: True shows progress everywhere, False nowhere, None on terminals and in notebooks. With a listener
+            None is False: the caller shows it.
         listener: called with the progress.
     """
     with ProgressLine(verb, False if progress is None and listener is not None else progress) as line:
@@ -67,7 +67,7 @@ def show_progress(
 
 
 class ProgressLine:
-    """The line that shows progress, on stderr or in a notebook. A context manager; not thread-safe.
+    """The line that shows progress, on stderr or in a notebook. A context manager, not thread-safe.
 
     `wanted` is the `progress` of `show_progress`.
     """
@@ -92,7 +92,7 @@ class ProgressLine:
             if console.width >= _LEAST_COLUMNS:
                 said, left = TextColumn("{task.fields[said]}", markup=False), TextColumn("ETA {task.fields[left]}")
                 columns = [TextColumn("{task.description}"), BarColumn(_BAR_COLUMNS), said, TimeElapsedColumn(), left]
-            # A transient line vanishes if there was nothing to report; `update` makes it stay.
+            # A transient line vanishes if there was nothing to report. `update` makes it stay.
             bar = Bar(*columns, console=console, transient=True)
             self._bar = bar, bar.add_task(self._verb, total=None, said="", left=_clock_face(None))
             if self._place == "terminal":
@@ -120,7 +120,7 @@ class ProgressLine:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds until the end; None if unknown."""
+        """Estimated seconds until the end, or None if unknown."""
         rate = (self._done - self._earlier) / self.seconds
         return (self._total - self._done) / rate if rate > 0 else None
 
@@ -136,7 +136,7 @@ class ProgressLine:
                 self._redraw()
         elif self._place == "log" and self._clock() >= self._due:
             self._due = self._clock() + _LINE_SECONDS
-            with suppress(OSError, AttributeError, ValueError):  # no reader, None or closed: the work goes on
+            with suppress(OSError, AttributeError, ValueError):  # no reader, None or closed: the work continues
                 sys.stderr.write(f"{self._verb}: {', '.join([*parts, f'ETA {left}'])}\n")
                 sys.stderr.flush()
 
@@ -147,7 +147,7 @@ class ProgressLine:
 
 
 def find_place(wanted: bool | None) -> Literal["terminal", "notebook", "log"] | None:
-    """Return where this process shows progress, see `show_progress`; None if nowhere."""
+    """Return where this process shows progress, see `show_progress`, or None if nowhere."""
     is_worker = multiprocessing.parent_process() is not None  # beside others, with the same terminal
     if wanted is False or (wanted is None and is_worker):
         return None

@@ -11,7 +11,7 @@ from typing import Any
 from tpufeed.errors import mask_secrets, printable
 from tpufeed.text import format_value
 
-_ITEMS = 20  # of a list that a table shows; a dataset may have thousands of classes
+_ITEMS = 20  # of a list that a table shows. A dataset may have thousands of classes
 
 
 class Summary:
@@ -23,12 +23,12 @@ class Summary:
     __slots__ = ()
 
     def _facts(self) -> Mapping[str, Any]:
-        """Return what `repr` and table say, by name; by default the fields of a dataclass without their defaults."""
+        """Return what `repr` and table show, by name. Default: the fields of a dataclass that differ from theirs."""
         values = ((field, getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
         return {field.name: value for field, value in values if value != field.default}
 
     def _details(self) -> Mapping[str, Any]:
-        """Return what only the table says; it replaces facts of the same name."""
+        """Return what only the table says. It replaces facts of the same name."""
         return {}
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ def clean(text: str) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Return a float with three digits, or without decimals if it has more before them; other values as they are."""
+    """Return a float with three digits, or without decimals if it has more before them. Other values as they are."""
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     return round(value) if abs(value) >= 1000 else float(f"{value:.3g}")
