@@ -1,1 +1,1 @@
-"""Engines run tasks. An engine only passes on small tasks and reports; the data goes through the store."""
+"""Engines run tasks. An engine only passes on small tasks and reports. The data goes through the store."""

@@ -37,7 +37,7 @@ _SOURCES_OF_PACKAGES = (
 
 
 class Ready(NamedTuple):
-    """Beam has accepted the arguments; `elsewhere`: its runner works outside the child process."""
+    """Beam has accepted the arguments. `elsewhere` means that its runner works outside the child process."""
 
     elsewhere: bool
 
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The pipeline has failed; `number` is the task that failed, or None if unknown."""
+    """The pipeline has failed. `number` is the task that failed, or None if unknown."""
 
     message: str
     number: int | None = None
@@ -145,7 +145,7 @@ class BeamEngine:
                     break
                 assert isinstance(message, Progress), "a pipeline sends no other message"
                 yield message
-            # Beam adds up counts and does not say which tasks are done; at the end all of them are.
+            # Beam adds up counts and does not say which tasks are done. At the end all are.
             yield from map(Done, range(len(tasks)))
         # Also on GeneratorExit: if the caller stops iterating, the pipeline stops.
         except BaseException:

@@ -58,7 +58,7 @@ def serve(arguments: tuple[str, ...], connection: Connection) -> None:
         while True:
             work: Work = connection.recv()
             pipeline = BeamPipeline(arguments, work, connection)
-            # It runs in a thread, so that this one notices when the launcher hangs up, and cancels the pipeline.
+            # It runs in a thread. This thread notices when the launcher hangs up, and cancels the pipeline.
             threading.Thread(target=pipeline.run, daemon=True).start()
     except (EOFError, ConnectionError):
         return
@@ -118,7 +118,7 @@ class BeamPipeline:
         self._started, self._ended = threading.Event(), threading.Event()
 
     def run(self) -> None:
-        """Run the pipeline to its end. The direct runner's `run` only returns then; that of others returns at once."""
+        """Run the pipeline to its end. Only the direct runner's `run` waits for it, that of others returns at once."""
         telling = threading.Thread(target=self._tell, daemon=True)
         try:
             try:
@@ -151,7 +151,7 @@ class BeamPipeline:
         self._send(self._progress())
 
     def _progress(self) -> Progress:
-        """Return the work done since the last call; `NOTHING` if the runner does not report it."""
+        """Return the work done since the last call, or `NOTHING` if the runner does not report it."""
         assert self._result is not None
         totals = dict.fromkeys(Progress._fields, 0)
         try:
@@ -182,14 +182,14 @@ class WorkerFailure(Exception):
 class RunTask(beam.DoFn):
     """Runs tasks on a worker.
 
-    It is pickled by name, and its state is bytes and strings, so that a worker with another version can read it.
+    It is pickled by name, and its state is bytes and strings: a worker with another version can read it.
     """
 
     def __init__(self, work: Work) -> None:
         self._job, (_, self._first_task) = work.job, work.tasks[0]
         self._launcher = work.launcher
 
-    # Beam calls it in each worker before the first element, so that hosts that join late are checked, too.
+    # Beam calls it in each worker before the first element. Hosts that join late are then checked, too.
     def setup(self) -> None:
         try:
             check_hosts([view_here(self._job, self._first_task)], self._launcher)

@@ -25,7 +25,7 @@ def make_engine(
     ray_address: str | None = None,
     beam_arguments: Sequence[str] = (),
 ) -> Engine:
-    """Return the engine called `name`; None is "local": worker processes, or only this process for one worker.
+    """Return the engine called `name`. None means "local": worker processes, or only this process for one worker.
 
     Args:
         name: "local", "ray" or "beam".
@@ -65,10 +65,10 @@ def default_workers() -> int:
 
 
 def choose_engine(engine: Engine | str | None, workers: int | None, hidden: Sequence[str] = ()) -> Engine:
-    """Return the requested engine; `hidden` are URLs of stores that only this process can read.
+    """Return the requested engine. `hidden` are URLs of stores that only this process can read.
 
     Raises:
-        OptionError: as `make_engine` does; or an `Engine` has another number of workers; or its workers cannot read a
+        OptionError: as `make_engine` does, or an `Engine` has another number of workers, or its workers cannot read a
             store.
         MissingExtraError: the engine is not installed.
     """

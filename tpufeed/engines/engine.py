@@ -12,7 +12,7 @@ _DEATHS_ALLOWED = 2  # per task: one killed worker does not mean that the task i
 
 
 class Progress(NamedTuple):
-    """Work done since the last report; negative if a worker has died and its work is lost."""
+    """Work done since the last report, negative if a worker has died and its work is lost."""
 
     images: int
     bytes: int
@@ -39,7 +39,7 @@ class Job:
     """The job of all tasks: `entry` is "module:function", called as `function(context, task, report_progress)`.
 
     Workers import the function by that name, so it needs nothing from the launcher's memory. Context and tasks are
-    small and picklable. The function may run several times for a task, even at the same time; it stores its result
+    small and picklable. The function may run several times for a task, even at the same time. It stores its result
     itself and returns nothing. It reports progress at least every few minutes, even if there is none: an engine may
     treat a silent task as hung.
 
@@ -57,7 +57,7 @@ class Engine(Protocol):
     """Runs each task until it has succeeded once."""
 
     def describe(self) -> str:
-        """Return what the user should know before a build; empty if the work is done on this host."""
+        """Return what the user should know before a build, empty if the work is done on this host."""
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         """Start workers for this entry in advance, while a plan is being made.
@@ -66,10 +66,10 @@ class Engine(Protocol):
         """
 
     def run(self, job: Job, tasks: Sequence[Any]) -> Events:
-        """Yield events as they come; each task is `Done` exactly once. Closing the generator stops the work.
+        """Yield events as they come. Each task is `Done` exactly once. Closing the generator stops the work.
 
         Raises:
-            TaskError: a task failed for good; the message names the task (its `name`, if it has one).
+            TaskError: a task failed for good. The message names the task (its `name`, if it has one).
         """
 
 

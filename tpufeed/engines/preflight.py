@@ -26,8 +26,8 @@ class HostView:
     Attributes:
         host: name of the host.
         python: version of Python.
-        tpufeed: version of tpufeed; None if it is not installed.
-        problem: why the host cannot do the work; empty if no reason is known.
+        tpufeed: version of tpufeed, or None if it is not installed.
+        problem: why the host cannot do the work, empty if no reason is known.
         places: result of `Job.reach` there.
     """
 
@@ -53,7 +53,7 @@ def view_here(job: bytes, task: bytes) -> HostView:
 
 
 def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
-    """Raise BuildError if a host cannot do the work of the launcher; the message names each such host, and a remedy."""
+    """Raise BuildError if a host cannot do the work of the launcher. The message names each such host, and a remedy."""
     problems = list[str]()
     for view in views:
         unlike = [url for url, version in launcher.places.items() if view.places.get(url) != version]
@@ -62,7 +62,7 @@ def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
                 f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
                 f"{launcher.python}. Install it there as here: {install_command()} (docs/scaleout.md)"
             )
-        # Another patch version of Python writes the same bytes; another minor version may not.
+        # Another patch version of Python writes the same bytes. Another minor version may not.
         elif (view.tpufeed, view.python.rpartition(".")[0]) != (launcher.tpufeed, launcher.python.rpartition(".")[0]):
             problems.append(
                 f"{view.host} has tpufeed {view.tpufeed} on Python {view.python}, the launcher has tpufeed "
@@ -80,7 +80,7 @@ def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
 
 
 def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str | None:
-    """Run a pickled task of a pickled job; return the message of its failure, or None if it succeeded."""
+    """Run a pickled task of a pickled job, and return the message of its failure, or None if it succeeded."""
     try:
         loaded, function = _load_job(job)
         function(loaded.context, pickle.loads(task), report_progress)

@@ -32,7 +32,7 @@ _FINALIZER_SECONDS = 0.001  # retry interval while a finalizer runs
 _LEAVE_SECONDS = 1.0  # for workers that are stopped in mid-task to remove temporary files
 _LISTEN_SECONDS = 1.0
 _IDLE = -1
-_PREPARED = 8  # most workers to start in advance; others start while the first ones work
+_PREPARED = 8  # most workers to start in advance. Others start while the first ones work
 _SILENCE_ADVICE = (
     "A drive, the network or one of your ops may be hanging. If one image takes that long, call tpufeed.cache.warmup "
     "with engine=ProcessEngine(workers, silence_seconds=...)"
@@ -96,7 +96,7 @@ class _Pool:
         self._deaths = Counter[str]()
 
     def give_tasks(self) -> bool:
-        """Give waiting tasks to idle workers, and start more as long as there may be; return False if none is busy."""
+        """Give waiting tasks to idle workers and start more if allowed. Return False if no worker is busy."""
         idle = [worker for worker in self.workers if worker.task_number == _IDLE]
         while self._waiting and (idle or len(self.workers) < self._most):
             if not idle:
@@ -162,7 +162,7 @@ class _Pool:
             yield lost
 
     def _take_back(self, worker: _Worker, death: str, advice: str) -> Progress:
-        """Stop a worker and put its task first in line; return its progress as a negative number."""
+        """Stop a worker and put its task first in line, and return its progress as a negative number."""
         self.workers.remove(worker)
         stop_all([worker], _LEAVE_SECONDS, terminate=True)
         if worker.task_number == _IDLE:

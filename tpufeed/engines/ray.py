@@ -1,6 +1,6 @@
 """Run tasks on the hosts of a Ray cluster.
 
-Each worker is an actor with one core that runs one task after the other; workers read the stores and write to them.
+Each worker is an actor with one core that runs one task after the other. Workers read the stores and write to them.
 
 Why actors and not Ray tasks: a build that stops can kill its actors, while `ray.cancel` can crash the launcher (Ray
 2.60, a task that is being handed to a worker: "Tried to complete task that was not pending"). Why Ray does not retry:
@@ -47,9 +47,10 @@ class RayEngine:
     """An `Engine` of a Ray cluster.
 
     Attributes:
-        address: HOST:PORT of the cluster. "auto" is the cluster that this host is in, or RAY_ADDRESS; "local" is a
+        address: HOST:PORT of the cluster. "auto" is the cluster that this host is in, or RAY_ADDRESS. "local" is a
             temporary cluster of this host's cores. Ignored if this process is already connected.
-        workers: number of parallel tasks, with one core each; None: all cores of the cluster, also those added later.
+        workers: number of parallel tasks, with one core each, or None: all cores of the cluster, also those added
+            later.
         runtime_env: runtime environment of the workers, as `ray.init` takes it.
     """
 
@@ -73,7 +74,7 @@ class RayEngine:
 
 
 class _Worker:
-    """The actor. Pickled by value, so that a node without tpufeed or with another version can say so."""
+    """The actor. Pickled by value: a node with no tpufeed, or another version, can then report it."""
 
     def __init__(self, launcher: str, job: bytes) -> None:
         self._launcher, self._job = launcher, job
@@ -121,7 +122,7 @@ class _Build:
     def run(self, most: int | None) -> Events:
         """Check each node, then each worker (its node may have joined later), and give the workers tasks."""
         cores = {n["NodeID"]: n["Resources"].get("CPU", 0.0) for n in self._ray.nodes() if n["Alive"]}
-        # Twice as many, so that workers wait for a core and an autoscaler sees that there is work.
+        # Start twice as many: the waiting half tells the autoscaler to add nodes.
         most = most or max(_LEAST_WORKERS, int(2 * sum(cores.values())))
         try:
             self._preflight([node for node, count in cores.items() if count])
@@ -137,7 +138,7 @@ class _Build:
     def _preflight(self, nodes: Sequence[str]) -> None:
         """Check all nodes at the same time. Raises BuildError if one cannot do the work."""
         place = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        # The actors need no core, so that a node answers even if all its cores are busy.
+        # The actors need no core: a node answers even if all its cores are busy.
         self._workers = [self._start({"num_cpus": 0, "scheduling_strategy": place(node, soft=False)}) for node in nodes]
         asked = {worker.look.remote(self._first): node for worker, node in zip(self._workers, nodes, strict=True)}
         ready, silent = self._ray.wait(list(asked), num_returns=len(asked), timeout=_PREFLIGHT_SECONDS)
