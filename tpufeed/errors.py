@@ -44,7 +44,7 @@ from urllib.parse import unquote, urlsplit
 _MASK = "***"
 # Patterns are compiled when they are first used, not at import.
 _USER = r"([a-zA-Z][a-zA-Z0-9+.\-]*)://([^/?#\s]*)@"
-_TOKEN_USERS = {"http", "https"}  # here a user name may be a token; in abfs://container@account it is not
+_TOKEN_USERS = {"http", "https"}  # here a user name may be a token, but not in abfs://container@account
 _SECRET_NAME = (
     r"(?:[\w.%\-]*(?:token|signature|secret|passw|pwd|credential|api[_\-]?key|access[_\-]?key|upload_id|"
     r"auth(?!or)|session|jwt)[\w.%\-]*|(?:[\w.%\-]*[_.\-])?(?:sig|key|sas|pass|code|policy))"
@@ -77,10 +77,10 @@ def mask_secrets(text: str) -> str:
 def url_identity(text: str) -> str:
     """Return a URL, or a text with URLs, without signatures and secrets, as files and builds refer to it.
 
-    Parameters of signatures (`X-Goog-*`, `Signature`, `Expires`, `sig` and the like) and tokens are left out, so that
-    a URL that is signed again stays the same. All other parameters stay. `key`, `code` and `session` may name an image
-    or be a secret, so a digest replaces their values. It also replaces all secrets of URLs other than http and https,
-    because names may contain a question mark there. A password is masked.
+    Parameters of signatures (`X-Goog-*`, `Signature`, `Expires`, `sig` and the like) and tokens are left out: a URL
+    that is signed again stays the same. All other parameters stay. `key`, `code` and `session` may name an image or be
+    a secret, so a digest replaces their values. It also replaces all secrets of URLs other than http and https, because
+    names may contain a question mark there. A password is masked.
     """
     if "://" not in text:
         return text
@@ -135,7 +135,7 @@ def _mask_user(match: re.Match[str]) -> str:
 
 
 def advised(verb: str, *words: str) -> str:
-    """Return a `tpufeed` command for a message, so that a shell takes it: words in capitals are to be filled in."""
+    """Return a `tpufeed` command for a message, quoted for a shell. Words in capitals are placeholders."""
     return shlex.join(["tpufeed", *verb.split(), *words])
 
 
@@ -161,7 +161,7 @@ def install_command(extra: str = "") -> str:
 
 
 class TpufeedError(Exception):
-    """Base of all errors that tpufeed raises on purpose; `exit_code` is the exit code of the command line.
+    """Base of all errors that tpufeed raises on purpose. `exit_code` is the exit code of the command line.
 
     Its message is `printable`: it contains no secrets and no control characters of the URLs and names in it.
     """
@@ -173,7 +173,7 @@ class TpufeedError(Exception):
 
 
 class UsageError(TpufeedError):
-    """The request cannot be met; nothing was changed."""
+    """The request cannot be met. Nothing was changed."""
 
     exit_code = 2
 
@@ -264,7 +264,7 @@ class Unreadable:
 
 
 class DatasetUnreadableError(StoreError):
-    """Files of a dataset could not be read; `unreadable` lists them. The other files are not damaged."""
+    """Files of a dataset could not be read. `unreadable` lists them. The other files are not damaged."""
 
     def __init__(self, message: str, unreadable: tuple[Unreadable, ...] = ()) -> None:
         super().__init__(message)
@@ -288,9 +288,9 @@ class Damage:
     """One damage of a dataset.
 
     Attributes:
-        shard: the file, a shard or an index; "manifest.json" if total counts are wrong.
-        record: number of the record in the shard; None if the damage does not concern a single record.
-        byte: offset of the damage in the file; that of the record's first byte for a record.
+        shard: the file, a shard or an index, or "manifest.json" if total counts are wrong.
+        record: number of the record in the shard, or None if the damage does not concern a single record.
+        byte: offset of the damage in the file. For a record, the offset of its first byte.
         message: what was found, and what was expected.
     """
 
@@ -308,7 +308,7 @@ class Damage:
 class DatasetDamagedError(DamageError):
     """A dataset is not what was written. `damages` lists all damages, and the message names the first.
 
-    `unreadable` lists the files that could not be read, which may or may not be damaged.
+    `unreadable` lists the files that could not be read. They may or may not be damaged.
     """
 
     def __init__(self, message: str, damages: tuple[Damage, ...] = (), unreadable: tuple[Unreadable, ...] = ()) -> None:
@@ -345,7 +345,7 @@ class OpError(TpufeedError, RuntimeError):
 
 
 class BuildError(TpufeedError, RuntimeError):
-    """A build could not finish; what it has finished stays, and the same command continues from there."""
+    """A build could not finish. What it has finished stays, and the same command continues from there."""
 
 
 class TaskError(BuildError):

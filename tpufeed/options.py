@@ -1,4 +1,4 @@
-"""Check options by their annotations, which declare their allowed values.
+"""Check options by their annotations. These declare the allowed values.
 
     Keep = Annotated[int, at_least(1)]
 
@@ -14,8 +14,8 @@
             check_fields(self)
 
 `bool`, `Literal`, `Annotated` with a rule, and unions of them and None are checked. All other annotations are only for
-type checkers. Allowed values are normalised (numpy's numbers become Python's), so that equal options have equal
-descriptions. Any other value raises OptionError: "keep is a whole number, at least 1, not 0".
+type checkers. Allowed values are normalised (numpy's numbers become Python's): equal options have equal descriptions.
+Any other value raises OptionError: "keep is a whole number, at least 1, not 0".
 """
 
 import functools
@@ -62,7 +62,7 @@ class Rule:
 
     Attributes:
         said: completes "NAME is ..., not VALUE".
-        fits: returns True for an allowed value; it must not raise.
+        fits: returns True for an allowed value. It must not raise.
         form: returns an allowed value in its normal form.
     """
 
@@ -97,7 +97,7 @@ def is_number(value: Any) -> bool:
 
 
 def as_float(value: Any) -> float:
-    """Return the number as a float; -0.0 becomes 0.0."""
+    """Return the number as a float, 0.0 for -0.0."""
     return float(value) + 0.0
 
 
@@ -107,7 +107,7 @@ def at_least(low: int) -> Rule:
 
 
 def between(low: float, high: float) -> Rule:
-    """Allow numbers in `[low, high]`; only whole numbers if both are ints."""
+    """Allow numbers in `[low, high]`, only whole numbers if both are ints."""
     if isinstance(low, int) and isinstance(high, int):
         return Rule(f"a whole number between {low} and {high}", lambda value: is_whole(value, low, high), int)
     return Rule(f"a number between {low:g} and {high:g}", lambda v: is_number(v) and low <= v <= high, as_float)
@@ -120,7 +120,7 @@ def above(low: float, high: float = float("inf")) -> Rule:
 
 
 def a_list(of: str, item: Rule = _ANYTHING) -> Rule:
-    """Allow ordered collections of items: no text, whose letters would be items, and no iterator, which ends."""
+    """Allow ordered collections of items: no text (its letters would be items), and no iterator (it ends)."""
 
     def fits(value: Any) -> bool:
         is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping | Set)
@@ -155,7 +155,7 @@ Names: TypeAlias = Annotated[Sequence[str], a_list("names, like ['image', 'label
 
 
 def rule_of(annotation: Any) -> Rule | None:
-    """Return the rule that an annotation declares; None if it is only for type checkers."""
+    """Return the rule that an annotation declares, or None if it is only for type checkers."""
     if isinstance(annotation, type):
         return {bool: _BOOL, NoneType: _NONE}.get(annotation)
     if get_origin(annotation) is Annotated:
@@ -179,10 +179,10 @@ def rule_of(annotation: Any) -> Rule | None:
 
 
 def check_fields(options: Any, prefix: str = "") -> None:
-    """Check and normalise the fields of a dataclass; call it in `__post_init__`.
+    """Check and normalise the fields of a dataclass. Call it in `__post_init__`.
 
     Args:
-        options: an instance; it may be frozen.
+        options: an instance. It may be frozen.
         prefix: prefix of the fields' names in messages.
 
     Raises:
@@ -199,7 +199,7 @@ def _rules_of(owner: Any) -> tuple[tuple[str, Rule], ...]:
 
 
 def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function so that its arguments are checked by their annotations.
+    """Decorate a function to check its arguments by their annotations.
 
     An unknown keyword raises OptionError, not TypeError, and the message names the nearest option. The signature that
     editors, `help()` and type checkers show does not change.
