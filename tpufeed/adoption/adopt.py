@@ -97,31 +97,31 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
 ) -> AdoptResult:
     """Make a dataset from TFRecord files that another tool has written, without rewriting them.
 
-    Every byte is read once, and both CRCs of every record are verified; then an index and, last, the manifest are put.
+    Every byte is read once, and both CRCs of every record are verified, then an index and, last, the manifest are put.
     A second call finds the dataset by the names and sizes of the files, and does nothing.
 
     Args:
         url: a folder of uncompressed TFRecord files of tf.train.Example.
-        dst: folder of manifest and index; the files stay where they are. Default: beside the files.
+        dst: folder of manifest and index. The files stay where they are. Default: beside the files.
         image_key: key of the encoded image. Default, here and for the next three: found by names and first records.
-        label_key: key of the class, one int64; "none" leaves the samples unlabelled.
-        text_key: key of the class's name; "none" if there is no such feature.
-        filename_key: key of the path or another name of the sample; "none" if there is no such feature.
+        label_key: key of the class, one int64, or "none" to leave the samples unlabelled.
+        text_key: key of the class's name, or "none" if there is no such feature.
+        filename_key: key of the path or another name of the sample, or "none" if there is no such feature.
         only: take only these splits, a list or "train,val". Splits follow from the names of folders or files.
         classes: names of the classes in the order of labels, or a file with one per line. Default: the text feature if
-            it maps one-to-one to labels; otherwise "0", "1" and so on.
+            it maps one-to-one to labels. Otherwise "0", "1" and so on.
         exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
             "ignore": images stay as they are stored. Either way such images are counted in `manifest.odd`, and boxes of
             TensorFlow's Object Detection API fit their objects.
         boxes_of: the image that these boxes refer to, if it has an EXIF orientation: "stored", "upright", or the one
             whose "sizes" are in the record. If these do not tell, it is the upright image if all other records say so,
-            else the stored one, which TensorFlow decodes.
+            else the stored one, as TensorFlow decodes it.
         listener: called with a `WalkProgress` after each file.
         progress: show a progress bar, as in `tpufeed.shard`.
 
     Raises:
         NoInputsError, OptionError, DatasetExistsError: nothing was written.
-        RecordError: a file is damaged, or a record lacks a feature; names file, record and byte.
+        RecordError: a file is damaged, or a record lacks a feature. The message names file, record and byte.
     """
     start = time.monotonic()
     if image_key == NONE:
@@ -218,7 +218,7 @@ def _find_finished(
     names: tuple[str, ...] | None,
     exif: str,
 ) -> Manifest | None:
-    """Return the manifest of this same adoption if `target` has it already; None if it has no manifest.
+    """Return the manifest of this same adoption if `target` has it already, or None if it has no manifest.
 
     Raises:
         DatasetExistsError: there is another dataset, or a manifest that is not tpufeed's.
@@ -313,7 +313,7 @@ def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Totals, exif: str) ->
 
 
 def _decide_boxes(told: Counter[Told]) -> BoxesOf:
-    """Return the image that all boxes refer to, as far as records tell; warn of records that do not."""
+    """Return the image that all boxes refer to, as far as records tell. Warn of records that do not."""
     # Usually one tool has written all records, so records that do not tell are treated like the others.
     decided: BoxesOf = "upright" if told["upright"] and not told["stored"] else "sizes"
     untold, taken = told["nothing"] + told["another"], "stored" if decided == "sizes" else "upright"

@@ -38,7 +38,7 @@ _DTYPES: dict[Kind, DType] = {"bytes": "bytes", "float": "float32", "int64": "in
 
 
 class Glimpse(NamedTuple):
-    """A feature of a shard's first record without its bytes. `problem` says why it is not an image; "" if it is."""
+    """A feature of a shard's first record without its bytes. `problem` says why it is not an image, or "" if it is."""
 
     kind: Kind | None
     values: int
@@ -74,8 +74,8 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
     """Return the keys of image, label, text and filename.
 
     Args:
-        told: keys by role. None leaves the choice to names and records; "none" means that there is no such feature.
-        records: the first record of each shard that has any; at least one.
+        told: keys by role. None leaves the choice to names and records. "none" means that there is no such feature.
+        records: the first record of each shard that has any, at least one.
 
     Raises:
         OptionError: a key is missing or holds something else, or several keys are possible.
@@ -121,7 +121,7 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
 
 
 def _find_image(found: Mapping[str, Glimpse], records: Sequence[FirstRecord]) -> str | None:
-    """Return the feature that holds an image in all records; else, for an error, one with the name of an image."""
+    """Return the feature that holds an image in all records, or for an error one with the name of an image."""
     holding = [[key for key, seen in record.glimpses.items() if not seen.problem] for record in records]
     candidates = set(holding[0]).intersection(*holding) or {key for keys in holding for key in keys}
     known = [key for key in _KNOWN_KEYS["image"] if key in candidates]

@@ -26,7 +26,7 @@ _SYNSET = "image/class/synset"  # one to one, unlike ImageNet's texts: both 134 
 
 
 class Keys(NamedTuple):
-    """Keys of the features that a dataset needs; None if there is no such feature."""
+    """Keys of the features that a dataset needs, or None if there is no such feature."""
 
     image: str  # one bytes value
     label: str | None = None  # the class, one int64
@@ -67,7 +67,7 @@ class Totals:
     tallies: dict[str, Tally] = field(default_factory=dict)  # by the key of the feature
     class_counts: Counter[int] = field(default_factory=Counter)  # records by label
     formats: Counter[str] = field(default_factory=Counter)  # records by the format of their image
-    # For each feature that may name classes, the text of each label; None if records contradict each other.
+    # For each feature that may name classes, the text of each label, or None if records contradict each other.
     texts: dict[str, dict[int, str | None]] = field(default_factory=dict)
     heights: Counter[int] = field(default_factory=Counter)  # images by their height, as ops see them
     widths: Counter[int] = field(default_factory=Counter)
@@ -180,7 +180,7 @@ def scan_shard(
     *,
     upright: bool = False,
 ) -> ShardScan:
-    """Read and check all of a shard; loaders turn its images if `upright`.
+    """Read and check all of a shard. Loaders turn its images if `upright`.
 
     Raises as `iter_records` does, and as `Totals.add` does.
     """
@@ -249,7 +249,7 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
 
 
 def missing_value(key: str, values: int | None, image: str | None, place: str, present: Iterable[str]) -> RecordError:
-    """Return the error for a record with `values` values of a feature instead of one; None: it lacks the feature."""
+    """Return the error for a record with `values` values of a feature instead of one, None if it lacks the feature."""
     found = "is missing" if values is None else f"has {values} values instead of one"
     way = (
         "choose another with --image-key"
