@@ -1,4 +1,4 @@
-"""The index of a variant: for each shard in turn its records+1 offsets within the shard; the last is its size.
+"""The index of a variant: for each shard in turn its records+1 offsets within the shard. The last is its size.
 
 It is an npy file of uint64. The manifest's counts tell where a shard's part starts. So a reader of a remote dataset
 reads only the parts that it needs until there is a local copy, and a reader of a local one maps the file. All processes
@@ -44,7 +44,7 @@ def is_index_of(store: Store, name: str, sizes: Sequence[int]) -> bool:
     if len(data) < NPY_HEADER_BYTES:
         return False
     offsets = np.frombuffer(data, ITEM, (len(data) - NPY_HEADER_BYTES) // ITEM_BYTES, NPY_HEADER_BYTES)
-    # Each shard's offsets begin with 0 and end with its size; there are no other zeros.
+    # Each shard's offsets begin with 0 and end with its size. There are no other zeros.
     starts = np.flatnonzero(offsets == 0)
     ends = offsets[np.append(starts[1:], len(offsets)) - 1] if len(starts) else offsets
     return ends.tolist() == list(sizes) and encode_index([offsets]) == data
@@ -69,7 +69,7 @@ class Index:
             raise ShardError(f"{self._where}: {variant.index.bytes} bytes cannot hold the manifest's records")
 
     def offsets(self, shards: Sequence[int]) -> list[Offsets]:
-        """Return the records+1 offsets of each of these shards; ranges of a remote index are requested at once.
+        """Return the records+1 offsets of each of these shards. Ranges of a remote index are requested at once.
 
         Raises:
             ShardError: the index does not belong to the manifest.
@@ -88,7 +88,7 @@ class Index:
                 if not self.evict_damaged():
                     raise
             else:
-                # Small ones are copied, so that this process keeps none of the file's pages.
+                # Small ones are copied: this process then keeps none of the file's pages.
                 found = [part.copy() if part.nbytes <= _COPIED_BYTES else part for part in found]
                 if isinstance(mapped.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
                     mapped.obj.madvise(mmap.MADV_DONTNEED)  # pages still in use come back from the page cache
@@ -125,7 +125,7 @@ class Index:
         return RemoteShard(index.name, index.bytes, index.crc32c, self._store.url)
 
     def evict_damaged(self) -> bool:
-        """Evict a damaged local copy, see `LocalCopies.evict_damaged`; return False if there is none."""
+        """Evict a damaged local copy, see `LocalCopies.evict_damaged`. Return False if there is no copy."""
         with self._lock:
             mapped = self._mapped
             if mapped is None or self._copies is None or not self._copies.evict_damaged(self.to_copy(), mapped):
@@ -134,7 +134,7 @@ class Index:
             return True
 
     def release(self) -> None:
-        """Let go of the file; the next call of `offsets` opens it again."""
+        """Let go of the file. The next call of `offsets` opens it again."""
         with self._lock:
             self._mapped = None
 

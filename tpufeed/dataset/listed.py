@@ -17,14 +17,14 @@ _NUMBERS = {
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Names what a source was taken for: each guess, so that a person sees a wrong one before training on it.
+    """What a source was taken for: each guess, for a person to see a wrong one before training on it.
 
     A plan or manifest of another tpufeed may lack some of these fields, or have more.
 
     Attributes:
         kind: the kind of source, like "folder of images".
         why: what decided the kind.
-        labels: where labels come from; empty without labels.
+        labels: where labels come from, empty without labels.
         classes: the first classes, with the number of inputs that have them.
         class_count: number of classes.
         splits: where splits come from.
@@ -58,7 +58,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     warnings: tuple[str, ...] = ()
 
     def iter_lines(self, sizes: object = None, odd: Mapping[str, int] | None = None) -> Iterator[str]:
-        """Yield a line for each topic; the images have these `sizes` and odd cases."""
+        """Yield a line for each topic. The images have these `sizes` and odd cases."""
         if self.kind:
             yield f"taken as: {self.kind}{f' ({self.why})' if self.why else ''}"
             yield f"labels: {self._format_labels() if self.labels else 'none'}"

@@ -1,4 +1,4 @@
-"""The manifest, which describes a dataset. It is put last: a dataset exists if and only if its manifest does."""
+"""The manifest describes a dataset. It is put last: a dataset exists if and only if its manifest does."""
 
 import hashlib
 import itertools
@@ -26,7 +26,7 @@ _FILE_BYTES = 1 << 53  # files end there, and so do whole numbers of JSON in mos
 
 
 class Shard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One TFRecord file; `generation` is the object's, if the store has generations."""
+    """One TFRecord file. `generation` is the object's, if the store has generations."""
 
     name: str
     bytes: int
@@ -50,7 +50,7 @@ class IndexFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """One set of shards; sample i is record i in every variant of a split."""
+    """One set of shards. Sample i is record i in every variant of a split."""
 
     shards: tuple[Shard, ...]
     index: IndexFile
@@ -67,7 +67,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
 
     @cached_property
     def fewest_record_bytes(self) -> float:
-        """Average bytes per record in the shard with the smallest records; infinite without records."""
+        """Average bytes per record in the shard with the smallest records, infinite without records."""
         return min((shard.bytes / shard.records for shard in self.shards if shard.records), default=math.inf)
 
 
@@ -76,7 +76,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         records: number of samples, the same in each variant.
-        class_counts: number of samples of each class; samples of several classes count in each.
+        class_counts: number of samples of each class. Samples of several classes count in each.
         variants: the sets of shards.
     """
 
@@ -91,7 +91,7 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Origin of a cache: the dataset that it was made from and the ops that made it; loaders apply the `live` ops."""
+    """Origin of a cache: the dataset that it was made from and the ops that made it. Loaders apply the `live` ops."""
 
     source_digest: str
     ops: tuple[dict[str, Any], ...]
@@ -128,7 +128,7 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         least: the least height and the least width.
-        median: the median of each; in a dataset that has grown, that of its larger part.
+        median: the median of each. In a dataset that has grown, that of its larger part.
         most: the greatest height and the greatest width.
     """
 
@@ -173,7 +173,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """One version of a dataset that has grown: what it has added to the version before.
 
     Attributes:
-        folder: folder of the shards, plan and reports of this version, below the dataset; empty for the first version.
+        folder: folder of the shards, plan and reports of this version, below the dataset, empty for the first version.
         kind: "shard", "append", "warmup" or "compact".
         source: URL of its images.
         run_id: id of its build.
@@ -181,8 +181,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         records: number of samples that it has added, by split.
         skipped: number of its inputs that were in the dataset already.
         different: options that change bytes and differ from those of the first version.
-        follows: content digest of the version before; empty for the first version.
-        listed: what its source was taken for; the first version's is in the manifest itself.
+        follows: content digest of the version before, empty for the first version.
+        listed: what its source was taken for. The first version's is in the manifest itself.
     """
 
     folder: str
@@ -202,26 +202,26 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     Attributes:
         format: the name of the format.
-        format_version: version of the format; other versions are not read.
+        format_version: version of the format. Other versions are not read.
         run_id: id of the build, different each time.
         tool_version: version of the tpufeed that built it.
         splits: splits by name.
-        class_names: names of the classes; a label is an index into them.
+        class_names: names of the classes. A label is an index into them.
         features: name, dtype and shape of each feature of a record.
         options: options of the build that change bytes.
-        input_digest: digest of the inputs; for a cache, of the dataset that it was made from.
+        input_digest: digest of the inputs. For a cache, of the dataset that it was made from.
         rejects: inputs not taken, counted by reason.
         images: inputs taken, counted by how they were stored.
         odd: odd cases that a policy dealt with, counted.
-        markers: restart markers of kept JPEGs; only in manifests of builds that write them.
+        markers: restart markers of kept JPEGs. Only in manifests of builds that write them.
         sizes: sizes of the images. Caches, whose shape says it, do not have it, nor datasets of which not all sizes are
             known.
         listed: what the source was taken for: kind, labels, splits, columns and the like. Of a dataset that was made of
             another one it only has warnings.
-        version: number of the version; only of a dataset that has grown.
-        parts: all versions up to this one; only of a dataset that has grown.
+        version: number of the version. Only of a dataset that has grown.
+        parts: all versions up to this one. Only of a dataset that has grown.
         data_url: URL of the shards, if they are not beside the manifest.
-        cache: origin of a cache; None for other datasets.
+        cache: origin of a cache, or None for other datasets.
         exif: "apply" if loaders turn images by their EXIF orientation, as chosen by `adopt`. Other manifests do not
             have it: images that `shard` stores are upright.
     """
@@ -249,7 +249,7 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def number(self) -> int:
-        """Number of the version; 1 for a dataset that has not grown."""
+        """Number of the version, or 1 for a dataset that has not grown."""
         return 1 if isinstance(self.version, msgspec.UnsetType) else self.version
 
     @property
@@ -273,7 +273,7 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return tuple(part.follows for part in self.history if part.follows)
 
     def records_of(self, content_digest: str) -> dict[str, int] | None:
-        """Return the samples of each split in the earlier version with this content; None without such a version."""
+        """Return the samples of each split in the earlier version with this content, or None without such a version."""
         records = Counter[str]()
         for part in self.history:
             if part.follows and part.follows == content_digest:
@@ -312,13 +312,13 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def tensor_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) of a raw cache's images; None if images are encoded."""
+        """(height, width, channels) of a raw cache's images, or None if images are encoded."""
         image = self.features[0]
         return image.shape if image.dtype == "uint8" else None  # type: ignore[return-value]  # decoding has checked it
 
     @property
     def image_size(self) -> tuple[int, int] | None:
-        """(height, width) of all images; None if they differ or are not known."""
+        """(height, width) of all images, or None if they differ or are not known."""
         if self.cache is not None:
             return self.cache.shape[:2]
         return self.sizes.least if isinstance(self.sizes, Sizes) and self.sizes.least == self.sizes.most else None
@@ -455,7 +455,7 @@ def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Ite
 
 def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
     """Yield contradictions in the features and in the cache."""
-    try:  # workers get it in MessagePack; the numbers in its splits are checked one by one
+    try:  # workers get it in MessagePack. The numbers in its splits are checked one by one
         msgspec.msgpack.encode(msgspec.structs.replace(manifest, splits={}))
     except OverflowError:
         yield "a number of more than 64 bits"

@@ -1,6 +1,6 @@
 """The order of a mixture: which dataset gives each sample of a lane. Pure, and the same for every world.
 
-Lane l of a mixture draws from lane l of each dataset, so that a rank reads its own share of each dataset's shards. A
+Lane l of a mixture draws from lane l of each dataset: a rank reads its own share of each dataset's shards. A
 lane is cut into blocks of B numbers, a power of two of at least 1 / least weight. At the end of block b dataset s has
 given `round(share * b * B)` samples, rounded by largest remainders: within one of its share. A block is halved again
 and again: a dataset whose samples cannot be halved gives the odd one to a random half. Leaves of 64 are permuted. So
@@ -147,7 +147,7 @@ class MixtureOrder:
         return _Leaf(start, before, source[:length], (before[source] + within)[:length])
 
     def _base(self, phase: int, lane: int, first: int) -> Ints:
-        """Return the samples that each dataset gives to a lane before a phase, which begins at number `first`."""
+        """Return the samples that each dataset gives to a lane before the phase that begins at number `first`."""
         if not first:
             return np.zeros(len(self.phases[0].shares), np.int64)
         found = self._bases.get((phase, lane))

@@ -78,7 +78,7 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
     """Return names of classes in the order of their ids, from a list or from a text file with one per line.
 
     Raises:
-        OptionError: the file cannot be read or has a blank line; there are no names, or one is there twice.
+        OptionError: the file cannot be read or has a blank line, or there are no names, or one is there twice.
     """
     where = str(classes) if isinstance(classes, str | Path) else "the list of classes"
     if isinstance(classes, str | Path):
@@ -105,7 +105,7 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
 
 
 def count_ending(counts: Counter[str], name: str) -> None:
-    """Count a file by its ending in small letters; as "" if it is hidden, or its ending is not fit to show.
+    """Count a file by its ending in small letters, or as "" if it is hidden or its ending is not fit to show.
 
     Endings after the first thousand count as "": each file of a source may have another one.
     """
@@ -137,7 +137,7 @@ def kaggle_shard_name(split: str, variant: int | None, shard: int, shards: int) 
 
     Once the shard is written, the number of its records replaces the asterisk.
 
-    The shard's number has two digits, or as many as the last shard's, so that names sort by it.
+    The shard's number has two digits, or as many as the last shard's: names sort by it.
     """
     number = f"{shard:0{max(2, len(str(shards - 1)))}d}"
     return f"{split}{'' if variant is None else f'-v{variant}-'}{number}{_UNCOUNTED}"
@@ -178,7 +178,7 @@ def version_name(version: int) -> str:
 
 
 def parse_version_index(name: str) -> tuple[str, int] | None:
-    """Return the split and the version of the name of such an index; None for other names."""
+    """Return the split and the version of the name of such an index, or None for other names."""
     match = _VERSION_INDEX.fullmatch(name)
     return None if match is None else (match[1], int(match[2]))
 
@@ -189,7 +189,7 @@ def report_name(task: int) -> str:
 
 
 def removals_name(run_id: str) -> str:
-    """Return the name of the list of objects that a build with --overwrite removes; `run_id` is that of its plan."""
+    """Return the name of the list of objects that a build with --overwrite removes. `run_id` is that of its plan."""
     return f"{REMOVALS}-{run_id}.json"
 
 

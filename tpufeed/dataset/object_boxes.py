@@ -1,6 +1,6 @@
 """Boxes of TensorFlow's Object Detection API: shares of the sides of the stored image, or of the upright one.
 
-The two images differ if there is an EXIF orientation. TensorFlow decodes the stored one; most programs for drawing
+The two images differ if there is an EXIF orientation. TensorFlow decodes the stored one. Most programs for drawing
 boxes show the upright one. The sizes in a record tell which of the two its writer used.
 """
 
@@ -25,10 +25,10 @@ def tell_image(features: Mapping[str, Feature], image: memoryview) -> Told:
 
     Args:
         features: features of the record.
-        image: its encoded image, which has an EXIF orientation.
+        image: its encoded image, with an EXIF orientation.
 
     Returns:
-        "nothing" if there are no sizes, or both images have the same; "another" if neither has these sizes.
+        "nothing" if there are no sizes, or both images have the same, and "another" if neither has these sizes.
 
     Raises:
         ImageError: the image's header cannot be read.
@@ -49,8 +49,8 @@ def read_boxes(
     """Return the boxes of a record, (n, 4): left, top, right, bottom in shares of the image's sides.
 
     Args:
-        features: features of the record; numbers as arrays.
-        spec: spec of the boxes; it may say which image they refer to.
+        features: features of the record, numbers as arrays.
+        spec: spec of the boxes. It may say which image they refer to.
         image: bytes of the encoded image.
         upright: return shares of the upright image, else of the stored one.
         where: name of the record, for errors.

@@ -5,9 +5,9 @@ Before that, each shard is rotated by a random number of records, and so is the 
 end come first. So a cut falls between any two records of a shard equally often, and over all epochs each record is at
 each position equally often, whatever the sizes of the shards and the number of lanes.
 
-Segment s is lane digit-reverse(s), so that the lanes of a rank adjoin and a rank touches only its share of the shards.
-Within a segment the records of each shard's part are permuted. Global sample g is element g // L of lane g mod L;
-rank r of W owns the g with g mod W = r. So any W that divides L gives the same global sequence.
+Segment s is lane digit-reverse(s): the lanes of a rank adjoin, and a rank touches only its share of the shards.
+Within a segment the records of each shard's part are permuted. Global sample g is element g // L of lane g mod L.
+Rank r of W owns the g with g mod W = r. So any W that divides L gives the same global sequence.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,12 +41,12 @@ class EpochOrder:
 
     Args:
         shard_records: number of records of each shard, in the manifest's order.
-        seed: seed of the run; unused without shuffle.
-        epoch: 0, 1, 2, ...; unused without shuffle.
+        seed: seed of the run, unused without shuffle.
+        epoch: 0, 1, 2, ..., unused without shuffle.
         lanes: L, the number of lanes.
         shuffle: False leaves shards and records in place: with one lane that is the dataset's own order.
 
-    Not thread-safe: it keeps the permutation of each lane's last part, so that reading an epoch from start to end makes
+    Not thread-safe: it keeps the permutation of each lane's last part. Reading an epoch from start to end then makes
     each permutation once.
     """
 
@@ -150,7 +150,7 @@ class EpochOrder:
 
 
 def places_of(samples: Ints, starts: Ints) -> list[tuple[int, int]]:
-    """Return (shard, record) of samples by their ids; `starts` are the first id of each shard, and their number."""
+    """Return (shard, record) of samples by their ids. `starts` are the first id of each shard, and their number."""
     shards = np.searchsorted(starts, samples, side="right") - 1
     return list(zip(shards.tolist(), (samples - starts[shards]).tolist(), strict=True))
 
@@ -218,7 +218,7 @@ class World:
 class Share:
     """A rank's batches of an epoch of `records` samples, from global position `start` on.
 
-    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`; a rank has those that are its own
+    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`. A rank has those that are its own
     modulo W. Samples that do not make a full last batch on every rank are dropped, padded or repeated.
 
     Attributes:
@@ -239,7 +239,7 @@ class Share:
         return self.batch_size * self.world.size
 
     def __len__(self) -> int:
-        """Return the number of batches of each rank, which is the same for all without any exchange."""
+        """Return the number of batches of each rank. It is the same for all, without any exchange."""
         left = max(0, self.records - self.start)
         return left // self.global_batch if self.remainder == "drop" else -(-left // self.global_batch)
 
@@ -254,7 +254,7 @@ class Share:
         return min(samples, self.records) if self.wraps or self.remainder == "pad" else samples
 
     def positions(self, batch: int) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return `(global positions, mask)` of batch number `batch`; the mask is False for padding.
+        """Return `(global positions, mask)` of batch number `batch`. The mask is False for padding.
 
         Without `wraps`, positions in the last batch, also of padding, may be past the end of the epoch.
         """
@@ -266,7 +266,7 @@ class Share:
 
 
 def default_lanes(world: World) -> int:
-    """Return 16 lanes, at least 2 per rank: the world's size times a power of two, so that those of a rank adjoin."""
+    """Return 16 lanes, at least 2 per rank: the world's size times a power of two: the lanes of a rank adjoin."""
     lanes_of_rank = max(2, -(-16 // world.size))
     return world.size << (lanes_of_rank - 1).bit_length()
 
@@ -274,7 +274,7 @@ def default_lanes(world: World) -> int:
 def check_lanes(lanes: int, world: World, of_state: bool = False) -> None:
     """Raise OptionError, with a proposal, if lanes cannot be dealt to the ranks of a world.
 
-    With `of_state` they come from a loaded state, which no option changes.
+    With `of_state` they come from a loaded state, and no option changes that.
     """
     if lanes and lanes % world.size == 0:
         return

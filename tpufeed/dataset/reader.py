@@ -49,9 +49,10 @@ class Dataset(Summary):
     Attributes:
         store: store of manifest and index.
         manifest: what the dataset holds.
-        version: version of the manifest as a local file; "" for other stores. The version of the dataset is `number`.
+        version: version of the manifest as a local file, or "" for other stores. The version of the dataset is
+            `number`.
         grown: loaders continue from the state of an older version, with the next epoch.
-        selection: the samples of a view; None for the whole dataset.
+        selection: the samples of a view, or None for the whole dataset.
     """
 
     store: Store
@@ -59,7 +60,7 @@ class Dataset(Summary):
     version: str = ""
     grown: bool = False
     selection: Selection | None = None
-    _labels: dict[str, Labels] = field(default_factory=dict)  # read so far, by split; views share them
+    _labels: dict[str, Labels] = field(default_factory=dict)  # read so far, by split, shared by views
     _whole: "Dataset | None" = field(default=None)  # which the view was selected from
     # Other versions of the file that hold this same manifest.
     _same: set[str] = field(default_factory=set, init=False)
@@ -87,7 +88,7 @@ class Dataset(Summary):
 
     @property
     def number(self) -> int:
-        """Number of the version; 1 for a dataset that has not grown."""
+        """Number of the version, or 1 for a dataset that has not grown."""
         return self.manifest.number
 
     @property
@@ -115,20 +116,20 @@ class Dataset(Summary):
 
     @cached_property
     def content_digest(self) -> str:
-        """Digest of the content, see `Manifest.content_digest`; views with the same samples have the same."""
+        """Digest of the content, see `Manifest.content_digest`. Views with the same samples have the same."""
         digest = self.manifest.content_digest
         return digest if self.selection is None else self.selection.digest(digest)
 
     @cached_property
     def past_digests(self) -> tuple[str, ...]:
-        """Content digests of all versions before this one, oldest first; of a view, those of the same view of them."""
+        """Content digests of all versions before this one, oldest first. Of a view, those of the same view of them."""
         past, selection = self.manifest.past_digests, self.selection
         if selection is None:
             return past
         return tuple(selection.digest(digest, self.manifest.records_of(digest)) for digest in past)
 
     def records_of(self, content_digest: str) -> dict[str, int] | None:
-        """Return the samples of each split in the earlier version with this content; None without such a version."""
+        """Return the samples of each split in the earlier version with this content, or None without such a version."""
         if self.selection is None:
             return self.manifest.records_of(content_digest)
         older = dict(zip(self.past_digests, self.manifest.past_digests, strict=True)).get(content_digest)
@@ -170,7 +171,7 @@ class Dataset(Summary):
         self._same.add(present.version)
 
     def split(self, name: str) -> Split:
-        """Return the split `name`. Raises OptionError, which names the existing splits."""
+        """Return the split `name`. Raises OptionError with the names of the existing splits."""
         found = self.manifest.splits.get(name) if isinstance(name, str) else None
         if found is None:
             raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
@@ -194,30 +195,30 @@ class Dataset(Summary):
         """Return a view: the dataset with fewer samples, for everything that takes a dataset.
 
         A view reads no record that it leaves out. Its order, lanes and states are those of a dataset with its samples
-        alone; each sample keeps its id, the column "sample", and with it its random numbers. A view takes a bit per
-        sample of the dataset. Several ways to select are joined by "and"; so is a view of a view.
+        alone. Each sample keeps its id, the column "sample", and with it its random numbers. A view takes a bit per
+        sample of the dataset. Several ways to select are joined by "and". So is a view of a view.
 
         Args:
             classes: names or ids of classes: keep the samples that have one of them. The labels of all records are read
                 once per machine, and kept in the user's cache folder.
-            keep_ids: True keeps the ids of the classes. By default a label is an index into `classes`; lists of labels
+            keep_ids: True keeps the ids of the classes. By default a label is an index into `classes`. Lists of labels
                 keep their ids.
-            samples: keep these samples of a split: their ids, or the names of their files (`image/filename`, which are
-                read from all records). A list, an array, or a file: .npy, text with one per line, or .csv with a
-                column `sample` or `filename`, and maybe `keep` (1 or 0) for `samples`.
+            samples: keep these samples of a split: their ids, or the names of their files (`image/filename`, read from
+                all records). A list, an array, or a file: .npy, text with one per line, or .csv with a column `sample`
+                or `filename`, and maybe `keep` (1 or 0) for `samples`.
             drop: leave out these samples, given like `samples`.
             fold: (number, folds): keep this one of k parts of about equal size, drawn by the ids. A sample stays in its
                 fold when the dataset grows.
             without_fold: (number, folds): keep all other folds, to train on them.
             where: a function of `columns` that returns which samples to keep. It is called once, here, with a dict of
                 arrays of some thousand samples at a time, and returns an array of bool.
-            columns: the columns for `where`, by the short names that loaders take; all records are read. Labels are
+            columns: the columns for `where`, by the short names that loaders take. All records are read. Labels are
                 the dataset's, also in a view that renumbers them.
-            split: the split to select from; by default each split. Other splits stay whole, but if labels become
+            split: the split to select from, by default each split. Other splits stay whole, but if labels become
                 indexes into `classes`, they keep only these classes as well.
 
         Raises:
-            OptionError: a class, split, sample or column is missing; a fold is impossible; or the view would be empty.
+            OptionError: a class, split, sample or column is missing, a fold is impossible, or the view would be empty.
             RecordError, ShardError, StoreError: the records cannot be read.
         """
         if columns and where is None:
@@ -237,7 +238,7 @@ class Dataset(Summary):
         return replace(self, selection=selection, _whole=self._whole or self)
 
     def chosen(self, split: str) -> Chosen | None:
-        """Return the samples of a split that a view keeps; None for all of them."""
+        """Return the samples of a split that a view keeps, or None for all of them."""
         return None if self.selection is None else self.selection.splits.get(split)
 
     def samples(self, split: str) -> Ints:
@@ -255,7 +256,7 @@ class Dataset(Summary):
         return self._labels.get(split) or self._labels.setdefault(split, read_labels(self, split))
 
     def class_counts(self, split: str) -> tuple[int, ...]:
-        """Return the number of samples of each class of `class_names`; a view counts its own. Raises as `labels`."""
+        """Return the number of samples of each class of `class_names`. A view counts its own. Raises as `labels`."""
         found, chosen = self.split(split), self.chosen(split)
         if chosen is None or not self.manifest.labelled:
             own = self.selection.classes if self.selection is not None and found.class_counts else None
@@ -283,10 +284,10 @@ class Dataset(Summary):
         return counts
 
     def class_weights(self, split: str) -> dict[int, float]:
-        """Return weights by class that balance the classes; Keras' `fit` takes them as class_weight.
+        """Return weights by class that balance the classes. Keras' `fit` takes them as class_weight.
 
         A weight is `n / (classes * count)`, scikit-learn's "balanced", for n samples and all classes that have samples:
-        the weights of all samples add up to n. A class without samples has 1.0, Keras' default; so the dict holds every
+        the weights of all samples add up to n. A class without samples has 1.0, Keras' default, so the dict holds every
         label of the dataset.
 
         Raises:
@@ -416,7 +417,7 @@ def reopen_dataset(url: str, content_digest: str, number: int = 1, grown: bool =
 
 
 def find_dataset(store: Store, name: str = MANIFEST, tries: int = _TRIES) -> Dataset | None:
-    """Return the dataset in `store` whose manifest has this name; None if there is none. Raises as `open_dataset`."""
+    """Return the dataset in `store` whose manifest has this name, or None without one. Raises as `open_dataset`."""
     try:
         info = None if store.local_path(name) is None else store.stat(name)
         version = "" if info is None else info.version

@@ -22,7 +22,7 @@ Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its imag
 
 
 class CheckedRecord(NamedTuple):
-    """Contents of a sound record. `label` is None if samples have none; `sizes` are all integers that it has."""
+    """Contents of a sound record. `label` is None if samples have none. `sizes` are all integers that it has."""
 
     image: memoryview
     label: int | None
@@ -56,7 +56,7 @@ def parse_picks(share: str | None) -> Picks | None:
 class RecordCheck:
     """Compares payloads with a manifest's schema. Thread-safe.
 
-    A record in the fixed layout costs some 10 us; records of other tools, and unusual ones, are parsed in full.
+    A record in the fixed layout costs some 10 us. Records of other tools, and unusual ones, are parsed in full.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -89,7 +89,7 @@ class RecordCheck:
 
     def check(self, payload: memoryview) -> CheckedRecord:
         """Check a payload and return its contents. Raises RecordError with everything that is wrong."""
-        # By offsets if all lengths are right, as nearly always; else by the parser, which says what is wrong.
+        # By offsets if all lengths are right, as nearly always. Otherwise by the parser, which says what is wrong.
         parts = self._layout.split(payload)
         try:
             if parts is not None:
@@ -168,7 +168,8 @@ class RecordCheck:
         return problems
 
     def _is_sound(self, rest: bytes, label: int | None) -> bool:
-        """Return true if the features after the integers are sound, in order and in shortest form; else no verdict."""
+        """Return true if the features after the integers are sound, in order and in shortest form. False is no
+        verdict."""
         at = 0
         for spec, entry, is_text in zip(self._rest, self._entries, self._texts, strict=True):
             found = None if entry is None else entry.read(rest, at)
@@ -213,7 +214,7 @@ class RecordCheck:
         return self._wrong_texts is None or text in self._wrong_texts
 
     def _text_problems(self, features: Mapping[str, Feature], label: int | None) -> list[str]:
-        """Compare the text of each label with the name of its class; features are of the right kinds."""
+        """Compare the text of each label with the name of its class. Features are of the right kinds."""
         if self._text is None or self._label is None:
             return []
         labels = features.get(self._label.key, ABSENT).values if label is None else (label,)

@@ -28,9 +28,9 @@ from tpufeed.tfrecord.layout import FixedLayout
 
 _logger = logging.getLogger(__name__)
 
-_MOST_MISSING = 2  # times that images may exceed their shard; single images that are too small are named when read
+_MOST_MISSING = 2  # times that images may exceed their shard. Single images that are too small are named when read
 OPEN_SHARDS = 128
-_MOST_MAPPED = 8192  # shards; a process may map 65,530 files by default
+_MOST_MAPPED = 8192  # shards. A process may map 65,530 files by default
 _TRIES = 3  # of a record that arrives damaged
 _CHUNK_BYTES = 16 << 20
 _MERGED_BYTES = 4 << 20  # neighbours in one request, but few enough to have several requests
@@ -42,15 +42,15 @@ _INDEX_FOR_OTHERS = 0.01  # share of the bytes of the due shards
 class Reader:
     """Records of one variant of a split by shard and number. Thread-safe.
 
-    Local shards and local copies of remote ones are mapped into memory and read in place; other shards are read by
-    ranges. Both CRCs of each record are always verified. A shard must not be truncated while it is read; replacing or
+    Local shards and local copies of remote ones are mapped into memory and read in place. Other shards are read by
+    ranges. Both CRCs of each record are always verified. A shard must not be truncated while it is read. Replacing or
     deleting its file is harmless.
 
     Args:
         manifest: manifest of the dataset.
         variant: the variant to read.
         shards: store of the shards.
-        index_store: store of the index; it may be another one if the dataset was adopted.
+        index_store: store of the index. It may be another one if the dataset was adopted.
         check_current: raises ObjectChangedError once the dataset was rebuilt, see `Dataset.check_current`.
         copies: local copies of remote shards, see `due`.
         open_shards: number of shards to keep open, if the process may open that many. Default: 128. A local copy is in
@@ -91,7 +91,7 @@ class Reader:
         wanted, allowed = open_shards or OPEN_SHARDS, _MOST_MAPPED
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if copies is not None and descriptors != resource.RLIM_INFINITY:
-            # Each open copy holds a descriptor; these may take a quarter of the process's.
+            # Each open copy holds a descriptor. These may take a quarter of the process's.
             allowed = max(OPEN_SHARDS, min(descriptors // 4, _MOST_MAPPED))
         self._most_open = min(wanted, allowed)
         self._random = random.Random(0) if wanted > allowed else None
@@ -112,7 +112,7 @@ class Reader:
     def read_many(
         self, places: Sequence[tuple[int, int]], use: Callable[[int, memoryview], None] | None = None
     ) -> list[memoryview]:
-        """Return the payloads of several records, each (shard, record); `use` as in `decode_records`.
+        """Return the payloads of several records, each (shard, record). `use` as in `decode_records`.
 
         Bytes may have been damaged by the network, or by the disk of local copies: damaged records are read again, and
         `use` is called again. Raises as `read` does.
@@ -169,7 +169,7 @@ class Reader:
         return total
 
     def iter_payloads(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the payloads of the samples `[start, stop)`; remote ones are read ahead. Raises as `read` does."""
+        """Yield the payloads of the samples `[start, stop)`. Remote ones are read ahead. Raises as `read` does."""
         return self._iter_read(self._iter_chunks(start, stop))
 
     def iter_samples(self, samples: Ints) -> Iterator[memoryview]:
@@ -214,7 +214,7 @@ class Reader:
         return RemoteShard(entry.name, entry.bytes, entry.crc32c, self._store.url)
 
     def release(self) -> None:
-        """Close all shards and connections; those needed again are opened again."""
+        """Close all shards and connections. Those needed again are opened again."""
         with self._lock:
             self._opened.clear()
         self._index.release()
@@ -236,7 +236,7 @@ class Reader:
             first += entry.records
 
     def _open(self, shards: set[int]) -> dict[int, "_OpenShard"]:
-        """Return these shards. New ones are opened; if there is a local copy by now, it is used."""
+        """Return these shards. New ones are opened, from a local copy if there is one."""
         with self._lock:
             opened = {shard: found for shard in shards if (found := self._opened.get(shard)) is not None}
             new = sorted(shards - opened.keys())
@@ -323,7 +323,7 @@ class RemoteShards:
         self._pinning = threading.Lock()
 
     def read(self, ranges: Sequence[Range]) -> list[memoryview]:
-        """Return the bytes of each range; neighbours share a request.
+        """Return the bytes of each range. Neighbours share a request.
 
         Raises:
             ShardError: a shard is missing, or is not the manifest's.
@@ -357,7 +357,7 @@ class RemoteShards:
         return Span(entry.name, wanted.start, wanted.stop, version)
 
     def _pin(self, shards: Mapping[int, str]) -> None:
-        """Look up the present versions of shards; each comes with the version that is known to be gone."""
+        """Look up the present versions of shards. Each comes with the version that is known to be gone."""
         with self._pinning:  # several threads look up the same shards at once
             wanted = [shard for shard, gone in shards.items() if self._versions.get(shard, gone) == gone]
             if not wanted:

@@ -36,7 +36,7 @@ _FOLDER = "tpufeed-labels"  # in the user's cache
 class Labels(NamedTuple):
     """The labels of all samples of a split, end to end, in the smallest dtype.
 
-    Those of sample i are `values[starts[i]:starts[i + 1]]`; or `values[i]`, if `starts` is None: each has one.
+    Those of sample i are `values[starts[i]:starts[i + 1]]`, or `values[i]`, if `starts` is None: each has one.
     """
 
     values: npt.NDArray[Any]
@@ -96,14 +96,14 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
 def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Yield columns of the samples that are stored in a split, some thousand samples at a time, in their order.
 
-    Numbers are arrays of shape (samples, *shape), texts arrays of str; columns whose lists vary in length are object
+    Numbers are arrays of shape (samples, *shape), texts arrays of str. Columns whose lists vary in length are object
     arrays with an array, or a list of str, for each sample. Labels are the dataset's, also in a view that renumbers
     them, and boxes are in pixels.
 
     Args:
         dataset: the dataset.
         split: the name of the split.
-        names: short names of columns, as loaders take them; all but image.
+        names: short names of columns, as loaders take them, all but image.
 
     Raises:
         OptionError: there is no such column.
@@ -174,7 +174,7 @@ def _find(dataset: "Dataset", name: str) -> FeatureSpec:
 
 
 def _place(name: str) -> Path | None:
-    """Return the file of this name in the user's cache folder; None if the user has none."""
+    """Return the file of this name in the user's cache folder, or None if the user has none."""
     folder = user_cache()
     return None if folder is None else folder / _FOLDER / name
 

@@ -84,7 +84,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: name of the column.
         dtype: type of its values in a batch.
-        shape: () for a scalar; None for a list of as many items as the sample has.
+        shape: () for a scalar, or None for a list of as many items as the sample has.
         stored_as: key in the records of an adopted dataset, if it differs from the name.
         lengths: the least and the most items of a sample, if the shape is None.
         item_shape: shape of an item of a list, if it is not a scalar.
@@ -93,7 +93,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             stored image.
         of: name of a column of boxes, if this column has one item for each box.
         boxes_of: the image that adopted boxes refer to, as shares of its sides, if it has an EXIF orientation: the
-            "stored" image, or the "upright" one. By default the sizes in each record tell; if they do not, it is the
+            "stored" image, or the "upright" one. By default the sizes in each record tell. If they do not, it is the
             stored one.
         flip_pairs: pairs of keypoints, by index, that are the left and the right of the same thing: a mirrored image
             swaps them. () if there are none. By default they are unknown, and nothing is swapped.
@@ -138,7 +138,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.shape != () and self.stored_kind == "bytes" and self.dtype not in ("bytes", "string")
 
     def count_items(self, feature: example.Feature) -> float:
-        """Return the number of items in a record's list; not a whole number if values are left over."""
+        """Return the number of items in a record's list, not a whole number if values are left over."""
         if self.is_raw:
             return sum(map(len, feature.values)) / (math.prod(self.each) * np.dtype(self.dtype).itemsize)
         return len(feature.values) / math.prod(self.each)
@@ -166,7 +166,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def flip_problem(spec: FeatureSpec) -> str:
-    """Return why a column cannot have its `flip_pairs`, with the numbers; "" if it can."""
+    """Return why a column cannot have its `flip_pairs`, with the numbers, or "" if it can."""
     if isinstance(spec.flip_pairs, tuple) and spec.kind != "keypoints":
         return "flip_pairs are for keypoints"
     named = Counter(point for pair in spec.flip_pairs or () for point in pair)
@@ -191,7 +191,7 @@ def record_schema(
 
     Args:
         labelled: samples have labels.
-        several: samples have lists of labels; the shortest and the longest have these lengths.
+        several: samples have lists of labels. The shortest and the longest have these lengths.
         of: the column of boxes, if each box has one of these labels.
     """
     image, sizes = FeatureSpec(ENCODED, "bytes"), (FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
@@ -267,7 +267,7 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
 
 
 def name_boxes(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """Return the columns whose names are those of a box or its four sides, and its format; nothing without any."""
+    """Return the columns whose names are those of a box or its four sides, and its format, or nothing."""
     bare = {name.rpartition(".")[2].strip().lower().replace("_", ""): name for name in names}
     sides = {name.removeprefix("bbox"): full for name, full in bare.items()}
     for text, form in _BOX_SIDES:
@@ -278,9 +278,9 @@ def name_boxes(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
 
 
 def plain_boxes(features: Iterable[FeatureSpec], options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns of plain numbers that look like boxes, which no crop moves; empty if there are real boxes.
+    """Return the columns of plain numbers that look like boxes. No crop moves these. Empty if there are real boxes.
 
-    Columns that were declared are what they are; `options` are those of the build. Adopted records cannot be changed.
+    Columns that were declared are what they are. `options` are those of the build. Adopted records cannot be changed.
     """
     declared = options.get("columns") or ()
     specs = {spec.name: spec for spec in features}

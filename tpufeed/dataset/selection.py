@@ -1,4 +1,4 @@
-"""Select samples of a dataset: a view, which is read as a dataset is, and reads no record that it leaves out.
+"""Select samples of a dataset. A view is read like a dataset, and reads no record that it leaves out.
 
 A view keeps the ids of its samples, or a bit per sample if it keeps many. Samples keep their ids and so their random
 numbers: lists of ids, and predictions by id, fit the dataset and all of its views.
@@ -38,7 +38,7 @@ _SPARSE = 64  # a view of fewer than one in 64 keeps numbers: they take less roo
 _SHOWN = 8  # classes in the text of a view
 _FOLDS = 3  # purpose of random words, as in `dataset.order`
 _KEY = 0, (1 << 64) - 3  # of the words of folds: no epoch has this number
-_COLUMNS = ("sample", "filename", "path", "image", "file_name")  # not "id", which may be anything of the user's
+_COLUMNS = ("sample", "filename", "path", "image", "file_name")  # not "id": that may be any column of the user's
 _DIGITS = 19  # of a number that int64 cannot hold
 _KEPT = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -67,7 +67,7 @@ class Chosen:
         return self._count
 
     def samples(self, numbers: Ints | None = None) -> Ints:
-        """Return the ids of these samples of the view, each number in `[0, len)`; of all by default."""
+        """Return the ids of these samples of the view, each number in `[0, len)`, of all by default."""
         if self._sparse is not None:
             return np.asarray(self._sparse if numbers is None else self._sparse[numbers], np.int64)
         if numbers is None:
@@ -92,9 +92,9 @@ class Selection:
     """The samples and classes that a view keeps.
 
     Attributes:
-        splits: its samples, by split; splits that are not named are whole.
+        splits: its samples, by split. Splits that are not named are whole.
         text: what was asked for, for people.
-        classes: ids of the classes whose places are the view's labels; None if labels stay the dataset's.
+        classes: ids of the classes whose places are the view's labels, or None if labels stay the dataset's.
     """
 
     splits: Mapping[str, Chosen]
@@ -118,7 +118,7 @@ class Selection:
 
 
 def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: Mapping[str, Any]) -> "Dataset":
-    """Return the view of a dataset that `Dataset.select` describes; `given` are the ways to select, by their names."""
+    """Return the view of a dataset that `Dataset.select` describes. `given` are the ways to select, by their names."""
     splits = list(dataset.manifest.splits) if split is None else [split]
     if split is not None:
         dataset.split(split)  # it exists
@@ -359,7 +359,7 @@ def _read_samples(option: str, given: Samples) -> _Listed:
 
 
 def _read_file(option: str, path: str, where: str) -> tuple[list[int], Any, bool]:
-    """Return what `_read_lines` returns; an array has no lines. Raises OptionError."""
+    """Return what `_read_lines` returns. An array has no lines. Raises OptionError."""
     folder, slash, name = path.rpartition("/")
     try:
         data = open_store(folder + slash if slash else ".").read(name)
@@ -383,7 +383,7 @@ def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str
 
     The text has one per line, or is a CSV.
 
-    A CSV has a header; with a column `keep`, which is for `samples`, only rows that say 1 count. Raises OptionError.
+    A CSV has a header. With a column `keep`, for `samples`, only rows that say 1 count. Raises OptionError.
     """
     if not where.lower().endswith(".csv"):
         found = [(number, line) for number, line in enumerate(map(str.strip, text.splitlines()), 1) if line]

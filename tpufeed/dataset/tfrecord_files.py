@@ -14,8 +14,8 @@ from tpufeed.storage.store import ObjectInfo
 
 _EXTENSION = r"\.(?:tfrecords?|tfrec)"
 _PART = r"-\d+-of-\d+"
-# name.tfrec, name-00000-of-00002.tfrecord, TFDS's name.tfrecord-00000-of-00002, ImageNet's name-00000-of-01024; and
-# compressed ones, so that reading them fails with advice instead of leaving them out.
+# name.tfrec, name-00000-of-00002.tfrecord, TFDS's name.tfrecord-00000-of-00002, ImageNet's name-00000-of-01024, and
+# compressed ones: reading them fails with advice instead of leaving them out.
 _TFRECORD = re.compile(
     rf"(?P<stem>.*?)(?:(?P<part>{_PART}){_EXTENSION}|{_EXTENSION}(?P<after>{_PART})?|(?<!\.)(?P<bare>{_PART}))"
     r"(?:\.(?:gz|gzip|zz|zlib))?",
@@ -113,7 +113,7 @@ def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
         if not any(word_of.values()):
             split_of[name] = above if above.lower() in SPLIT_OF_WORD else _DEFAULT_SPLIT
         else:
-            # Prefixes that share a word, like train_a and train_b, are separate splits; so is a prefix without a word.
+            # Prefixes that share a word, like train_a and train_b, are separate splits. So is a prefix without a word.
             split_of[name] = word if word and counts[word] == 1 else _to_split(prefix or _DEFAULT_SPLIT)
     return split_of
 
@@ -138,7 +138,7 @@ def unpack_beside(url: str) -> str:
 
 
 def unpack_elsewhere(url: str, head: bytes) -> str:
-    """Return the command that unpacks a file of any name into a folder; "" if its first bytes are not compressed."""
+    """Return the command that unpacks a file of any name into a folder, or "" if its first bytes are not compressed."""
     kind = next((kind for kind, magic in _MAGIC.items() if head.startswith(magic)), None)
     if kind is None:
         return ""
@@ -154,7 +154,7 @@ def _copied(url: str) -> tuple[str, str]:
 
 
 def _stem(name: str) -> str | None:
-    """Return the name without extension and numbers; None if it is not the name of a TFRecord file."""
+    """Return the name without extension and numbers, or None if it is not the name of a TFRecord file."""
     match = _TFRECORD.fullmatch(name.rpartition("/")[2])
     if match is None or name.startswith(OWN_FOLDER) or (match["bare"] and "." in match["stem"]):
         return None

@@ -1,7 +1,7 @@
 """`verify`: check that a dataset's bytes are what its manifest says, and list every difference.
 
-Each thread checks one shard at a time. The variants of a shard follow one another, so that their labels are compared
-and then forgotten.
+Each thread checks one shard at a time. The variants of a shard follow one another: their labels are compared and then
+forgotten.
 """
 
 import itertools
@@ -94,7 +94,7 @@ def verify(
     Raises:
         DatasetDamagedError: `damages` lists all damage with shard, record and byte, `unreadable` the files that could
             not be read.
-        DatasetUnreadableError: `unreadable` lists files that could not be read; what could be read is not damaged.
+        DatasetUnreadableError: `unreadable` lists files that could not be read. What could be read is not damaged.
         DatasetNotFoundError: there is no dataset.
         ManifestError: its manifest is damaged, so there is nothing to compare with.
         OptionError: `decode` is neither "all" nor such a share.
@@ -188,7 +188,7 @@ def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
 
 @dataclass(frozen=True, slots=True)
 class _NumberedShard:
-    """Shard `number` of a variant, and the variant's index; None if that is damaged."""
+    """Shard `number` of a variant, and the variant's index, or None if that is damaged."""
 
     number: int
     entry: Shard
@@ -202,8 +202,8 @@ class _CheckedShard:
 
     Attributes:
         entry: the shard in the manifest.
-        labels: labels of the records that were read, `_UNKNOWN` if one is not known. Not as many as in the manifest,
-            which may be forged to count any number.
+        labels: labels of the records that were read, `_UNKNOWN` if one is not known. Not as many as in the manifest: a
+            forged one may count any number.
         offsets: where the records start, and where the last one ends.
         damages: all damage of the shard.
         another: its bytes are not the manifest's although no record is damaged. It is listed unless the comparison of
@@ -230,7 +230,7 @@ class _CheckedShard:
 class _Walk(NamedTuple):
     """Result of one walk through a shard.
 
-    `offsets` and `labels` are the records'; `is_framed` means that each record has the length that the index says,
+    `offsets` and `labels` are the records'. `is_framed` means that each record has the length that the index says,
     `is_complete` that the walk reached the shard's end.
     """
 
@@ -277,7 +277,7 @@ class _ShardCheck:
     def _check(
         self, found: _CheckedShard, shard: _NumberedShard, size: int, indexed: Ints | None, stop: threading.Event
     ) -> None:
-        """Check a shard of `size` bytes; `indexed` has the offsets of its records, if the index is sound."""
+        """Check a shard of `size` bytes. `indexed` has the offsets of its records, if the index is sound."""
         entry = shard.entry
         # If the shard was cut, records behind the cut cannot be read.
         present = None if indexed is None else indexed[: max(1, int(np.searchsorted(indexed, size, "right")))]

@@ -1,7 +1,7 @@
 """Walk the records of a shard, by their own lengths or by an index, and verify both CRCs of each.
 
 A shard is read in chunks, never as a whole. A chunk that arrives damaged is read again: damage that comes twice is the
-shard's; damage that comes once is the network's.
+shard's, damage that comes once the network's.
 """
 
 import itertools
@@ -44,7 +44,8 @@ _REMOTE_THREADS = 16  # more than cores, as they wait for the network
 
 
 def stored_crc32c(store: Store, name: str, size_bytes: int, expected: int) -> int:
-    """Return the CRC-32C of an object's first `size_bytes` bytes, read in blocks; again, if it is not the expected one.
+    """Return the CRC-32C of an object's first `size_bytes` bytes, read in blocks, and again if it is not the expected
+    one.
 
     Raises:
         ObjectNotFoundError: there is no such object.
@@ -93,7 +94,7 @@ def map_shards(store: Store, work: Callable[[T, threading.Event], R], shards: It
         try:
             for shard in shards:
                 running.append(executor.submit(work, shard, stop))
-                # Twice the threads, so that a slow shard at the head does not stop the others. More would take memory.
+                # Twice the threads: a slow shard at the head then does not stop the others. More would take memory.
                 if len(running) > 2 * threads:
                     yield running.popleft().result()
             while running:
@@ -113,7 +114,7 @@ class Walked:
     data: memoryview  # the bytes that were read, from the first offset on
     is_damaged: bool = False  # something is wrong with these bytes
     framed: bool = True  # each record has the length that follows from its offset
-    problem: str = ""  # why the start of the next record cannot be found; the walk ends there
+    problem: str = ""  # why the start of the next record cannot be found. The walk ends there
 
 
 class Walker:
@@ -123,8 +124,8 @@ class Walker:
         store: store of the shard.
         name: name of the shard.
         size: size of the shard in bytes.
-        version: read only this version; "" for any.
-        chunk_bytes: number of bytes to read at once; more if a record is longer. Default: the fastest size.
+        version: read only this version, or "" for any.
+        chunk_bytes: number of bytes to read at once, more if a record is longer. Default: the fastest size.
 
     Attributes:
         crc32c: CRC-32C of all records that were walked.
@@ -178,7 +179,7 @@ class Walker:
             header = data[end : end + HEADER_BYTES]
             length = int.from_bytes(header[:8], "little")
             end += OVERHEAD_BYTES + length
-            # Comparing whole headers takes one call of the CRC; the fault of a bad one is found below.
+            # Comparing whole headers takes one call of the CRC. The fault of a bad one is found below.
             if end > len(data) or header != encode_header(length):
                 break
             offsets.append(start + end)
@@ -191,7 +192,7 @@ class Walker:
 
     @contextmanager
     def _open(self) -> Iterator[Callable[[int, int], memoryview]]:
-        """Yield `read(start, stop)`, which returns a view that is valid until the next read."""
+        """Yield `read(start, stop)`. It returns a view that is valid until the next read."""
         if self._path is None:
             yield self._read_range
             return
