@@ -1,6 +1,6 @@
 """Pixels: decoding, resizing, encoding and the augmentation ops. No I/O.
 
-Ops are in `images/ops.py`, which is imported when the first op is asked for: a worker that only stores images never
+Ops are in `images/ops.py`. It is imported when the first op is asked for: a worker that only stores images never
 imports it.
 """
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpufeed.images.mixing import CutMix as CutMix
     from tpufeed.images.mixing import MixUp as MixUp
-    from tpufeed.images.ops import *  # noqa: F403  # its `__all__`, so that there is only one list
+    from tpufeed.images.ops import *  # noqa: F403  # its `__all__`: there is only one list
 
 _OF_BATCHES = ("CutMix", "MixUp")  # of several images
 

@@ -23,18 +23,18 @@ _UPSIDE_DOWN, _LEFT_TO_RIGHT = 0, 1  # as cv2.flip counts axes
 def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -> Pixels:
     """Map an image by an affine map: bilinear, in integers, with places rounded to 1/32 pixel.
 
-    OpenCV's own warpAffine gives other pixels from 4.9 to 5.0; a map of whole numbers gives the same in both and is as
+    OpenCV's own warpAffine gives other pixels from 4.9 to 5.0. A map of whole numbers gives the same in both and is as
     fast (benchmarks/ops.py).
 
     Args:
         image: uint8 RGB of any strides.
-        rows: map from the centre (x, y, 1) of a new pixel to its place in the image, in pixels; the centre of the first
+        rows: map from the centre (x, y, 1) of a new pixel to its place in the image, in pixels. The centre of the first
             pixel is (0, 0).
         fill: the colour beyond the image.
-        out: C-contiguous memory of the image's shape, maybe the image itself; it is returned.
+        out: C-contiguous memory of the image's shape, maybe the image itself. It is returned.
 
     Raises:
-        ImageError: too_large; the map's numbers have 16 bits.
+        ImageError: too_large. The map's numbers have 16 bits.
     """
     height, width = image.shape[:2]
     if max(height, width) > _LONGEST_SIDE_PX:
@@ -84,7 +84,7 @@ def as_affine(rows: tuple[Row, Row]) -> Affine:
 
 
 def _places(row: Row, height: int, width: int) -> npt.NDArray[np.int32]:
-    """Return one coordinate in the image for all new pixels, in 1/32 pixel; summed in 1/1024 and then rounded."""
+    """Return one coordinate in the image for all new pixels, in 1/32 pixel. Summed in 1/1024 and then rounded."""
     across = np.rint(np.arange(width) * (row[0] * 1024)).astype(np.int32)
     down = np.rint((np.arange(height) * row[1] + row[2]) * 1024).astype(np.int32) + np.int32(16)
     places: npt.NDArray[np.int32] = across[None] + down[:, None]

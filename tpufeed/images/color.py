@@ -2,8 +2,8 @@
 
 All functions take uint8 RGB of any strides and write to `out` (C-contiguous, maybe the image itself) if given, else to
 new memory: the result may be written to. Factors are those of Pillow's ImageEnhance: 1 leaves the image unchanged, 0
-removes the quality, above 1 increases it; but results are rounded, which Pillow truncates. Levels are mapped by tables:
-these are exact on every machine, and OpenCV looks them up without the GIL.
+removes the quality, above 1 increases it. But results are rounded, not truncated as in Pillow. Levels are mapped by
+tables: these are exact on every machine, and OpenCV looks them up without the GIL.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,11 +56,11 @@ def saturate(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
 
 
 def shift_hue(image: Pixels, steps: int, out: Pixels | None) -> Pixels:
-    """Turn the colour wheel by steps of 360 / 256 degrees; a pixel's largest and smallest level stay.
+    """Turn the colour wheel by steps of 360 / 256 degrees. A pixel's largest and smallest level stay.
 
     The hue is that of OpenCV's HSV in 8 bits, and R, G, B = V - (V - min) * clip(min(k, 4 - k), 0, 1) with
     k = (n + hue / 60 degrees) mod 6 for n = 5, 3, 1, the usual way back. OpenCV's own rounds differently from version
-    to version; here no value is ever halfway between two levels.
+    to version. Here no value is ever halfway between two levels.
     """
     hue = cv2.extractChannel(cv2.cvtColor(image, cv2.COLOR_RGB2HSV_FULL), 0)
     start = steps % 256
@@ -80,7 +80,7 @@ def desaturate(image: Pixels, out: Pixels | None) -> Pixels:
 
 
 def sharpen(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
-    """Blend with the smoothed image; the outermost pixels stay."""
+    """Blend with the smoothed image. The outermost pixels stay."""
     if min(image.shape[:2]) < 3:
         return copied(image, out)
     image = apart(image, out)
@@ -102,7 +102,7 @@ def solarize(image: Pixels, threshold: float, out: Pixels | None) -> Pixels:
 
 
 def autocontrast(image: Pixels, out: Pixels | None) -> Pixels:
-    """Stretch each channel to 0 to 255, as Pillow's ImageOps.autocontrast; a channel of a single level stays."""
+    """Stretch each channel to 0 to 255, as Pillow's ImageOps.autocontrast. A channel of a single level stays."""
     table = np.empty((256, 3))
     for channel, counts in enumerate(_histograms(image)):
         found = np.flatnonzero(counts)
@@ -139,13 +139,13 @@ def _share_of(levels: Any, share: Any) -> Any:
 
 @cache
 def _scaling_rounds() -> bool:
-    """Return whether `cv2.multiply` with a scale rounds; on Arm it cuts off. The other way takes five times as long."""
+    """Return whether `cv2.multiply` with a scale rounds. On Arm it cuts off. The other way takes five times as long."""
     ones = np.ones((1, 64), np.uint8)
     return bool(cv2.multiply(ones, 254 * ones, scale=1 / 255).all())
 
 
 def _look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
-    """Map levels by `table`: 256 numbers, or (256, 3) for one column per channel; rounded and clipped to 0 to 255."""
+    """Map levels by `table`: 256 numbers, or (256, 3) for one column per channel, rounded and clipped to 0 to 255."""
     levels = np.maximum(np.minimum(np.rint(table), 255), 0).astype(np.uint8)  # np.clip takes five times as long
     return _written(cv2.LUT(image, levels if levels.ndim == 1 else levels[None], dst=out), out)
 
@@ -162,7 +162,7 @@ def _histograms(image: Pixels) -> list[npt.NDArray[np.int64]]:
 
 
 def _written(result: Any, out: Pixels | None) -> Pixels:
-    """Return OpenCV's result, which is in `out` if given; its stubs do not know that uint8 stays uint8."""
+    """Return OpenCV's result, in `out` if given. Its stubs do not know that uint8 stays uint8."""
     pixels: Pixels = result if out is None else out
     return pixels
 
@@ -180,10 +180,10 @@ class ColorJitter(SameSizeOp):
     """Brightness, contrast, saturation and hue changed in a random order (torchvision's rule).
 
     Attributes:
-        brightness: the factor is uniform in [max(0, 1 - b), 1 + b], or in (low, high); 1 changes nothing.
+        brightness: the factor is uniform in [max(0, 1 - b), 1 + b], or in (low, high). 1 changes nothing.
         contrast: see `brightness`.
         saturation: see `brightness`.
-        hue: turn of the colour wheel, uniform in [-h, h] with h up to 0.5, or in (low, high); 1 is a full turn.
+        hue: turn of the colour wheel, uniform in [-h, h] with h up to 0.5, or in (low, high). 1 is a full turn.
 
     All four are stored as (low, high).
     """
@@ -206,7 +206,7 @@ class ColorJitter(SameSizeOp):
         return image if changed else keep(image, out)
 
     def _changes(self, draws: Draws) -> Iterator[tuple[int, float]]:
-        """Yield number and amount of each change in the drawn order, without those that change nothing."""
+        """Yield number and amount of each change in the drawn order, without changes that do nothing."""
         spreads = (self.brightness, self.contrast, self.saturation, self.hue)
         for number in ORDERS[int(draws[4] * len(ORDERS))]:
             amount = draw_between(spreads[number], draws[number])
@@ -216,7 +216,7 @@ class ColorJitter(SameSizeOp):
 
 @dataclass(frozen=True, slots=True)
 class Grayscale(RandomlyApplied):
-    """Grey in all three channels, as torchvision's Grayscale(3); with `p` below 1 its RandomGrayscale.
+    """Grey in all three channels, as torchvision's Grayscale(3), with `p` below 1 its RandomGrayscale.
 
     Attributes:
         p: the probability, 0 to 1.
@@ -232,14 +232,14 @@ class Grayscale(RandomlyApplied):
 
 @dataclass(frozen=True, slots=True)
 class GaussianBlur(RandomlyApplied):
-    """A Gaussian blur with probability `p`; the kernel reaches three `sigma`.
+    """A Gaussian blur with probability `p`. The kernel reaches three `sigma`.
 
-    torchvision's has the size of the kernel first, which is not given here. Beyond its edges the image is mirrored, the
-    outermost pixels not repeated. OpenCV computes it in integers.
+    torchvision's takes the size of the kernel first. Here it follows from sigma. Beyond its edges the image is
+    mirrored, the outermost pixels not repeated. OpenCV computes it in integers.
 
     Attributes:
         p: the probability, 0 to 1.
-        sigma: in pixels, uniform in (low, high); a number is both.
+        sigma: in pixels, uniform in (low, high). A number is both.
     """
 
     p: Probability = 1.0  # first: the size of a kernel is refused, not taken for a sigma

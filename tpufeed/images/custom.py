@@ -35,18 +35,18 @@ class Custom(SameSizeOp):
     that move with the image, by their names: masks (height, width), boxes float32 (n, 4) in pixels of the image,
     keypoints, and what belongs to boxes. It may return other boxes, in any number.
 
-    The function gets a copy of the image, which it may change and return. All its random numbers must come from the
-    Generator; then any number of threads and processes gives the same pixels. It is imported when the op first runs,
-    once per process; pickles and descriptions hold only its name. Threads call it at the same time. A function of
+    The function gets a copy of the image. It may change and return it. All its random numbers must come from the
+    Generator, then any number of threads and processes gives the same pixels. It is imported when the op first runs,
+    once per process. Pickles and descriptions hold only its name. Threads call it at the same time. A function of
     `__main__` runs in this process only: in loaders with `processes=0`, and in no build.
 
     Attributes:
-        target: "module:function", or "module:Class.method"; a function is accepted, too, and stored as such a text.
+        target: "module:function", or "module:Class.method". A function is accepted, too, and stored as such a text.
         version: the user's own version of the function: another version means other pixels.
         sample: True if the function takes and returns a dict.
 
     Raises:
-        OptionError: the function has no name that workers could import; or its import fails when it first runs.
+        OptionError: the function has no name that workers could import, or its import fails when it first runs.
         OpError: the function raised, or returned something else.
     """
 
@@ -69,7 +69,7 @@ class Custom(SameSizeOp):
 
     @property
     def obstacle(self) -> str:
-        """The reason why other processes cannot import the function; "" if none is known."""
+        """The reason why other processes cannot import the function, or "" if none is known."""
         if not str(self.target).startswith("__main__:"):
             return ""
         return f"Custom: workers cannot import {self.target}, as they have another __main__: {_WAY_OUT}"
@@ -95,7 +95,7 @@ class Custom(SameSizeOp):
         """Return the function's result for a sample, in new arrays. Raises OpError if it does not fit.
 
         Args:
-            sample: arrays by name, which the function may change; `image` is uint8 RGB.
+            sample: arrays by name. The function may change them. `image` is uint8 RGB.
             draws: seed its Generator.
         """
         given = {name: np.array(values, order="C") for name, values in sample.items()}

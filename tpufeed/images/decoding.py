@@ -33,7 +33,7 @@ Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least this size, fr
 
 
 class Scratch(threading.local):
-    """A `Buffer` with memory of each thread, which only grows: fresh memory would cost page faults for every image.
+    """A `Buffer` with memory per thread that only grows: fresh memory would cost page faults for every image.
 
     A crop is resized out of it right away. So its address is 16 past a multiple of 32: libjpeg-turbo's AVX2 code writes
     rows that begin at a multiple past the cache (jdcolext-avx2.asm), and `resize` then reads all of them from memory.
@@ -63,9 +63,8 @@ def decode(
     Args:
         data: an encoded image.
         reduce: 1, 2, 4 or 8: a JPEG comes out at 1/reduce of its size (each side rounded up), averaged in the DCT
-            domain, which is both faster and free of aliasing. Other formats, CMYK and lossless JPEGs come out at full
-            size.
-        buffer: gives memory to decode into, to avoid page faults; the pixels are then a view of it.
+            domain: faster and free of aliasing. Other formats, CMYK and lossless JPEGs come out at full size.
+        buffer: gives memory to decode into, to avoid page faults. The pixels are then a view of it.
         fast: repeat a JPEG's colour samples instead of interpolating between them: 4 % faster, 0.4 levels off on
             average once a crop is resized. TensorFlow's default, the fast inverse transform, is 1.3 levels off for
             a gain of 2 % (benchmarks/decode.py).
@@ -135,7 +134,7 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Turn stored `pixels` (height, width, channels) upright; orientations 1 to 8 are those of Exif 2.32, table 6."""
+    """Turn stored `pixels` (height, width, channels) upright. Orientations 1 to 8 are those of Exif 2.32, table 6."""
     if orientation == 1:
         return pixels
     height, width, channels = pixels.shape
@@ -177,7 +176,7 @@ def _decode_jpeg(
     Args:
         data: the JPEG.
         jpeg: its header, or that of the larger JPEG that it was cut from.
-        wanted: "RGB" or "GRAY"; or "", for the pixels that take the least time.
+        wanted: "RGB" or "GRAY", or "" for the pixels that take the least time.
         reduce: as in `decode`, like `fast` and `buffer`.
 
     Returns:
@@ -202,7 +201,7 @@ def _decode_jpeg(
         return None
     if not wanted:
         wanted = "CMYK" if space in ("CMYK", "YCCK") else "RGB" if is_lossless and space == "RGB" else "GRAY"
-        if not is_lossless:  # as small as can be; sides of 0 would make simplejpeg ignore `min_factor`
+        if not is_lossless:  # as small as can be. Sides of 0 would make simplejpeg ignore `min_factor`
             height, width, reduce = 1, 1, 8
     memory = None if buffer is None else buffer(height * width * 3)
     try:
@@ -219,7 +218,7 @@ def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, must: bool = True) -
     """Follow all codes of a JPEG in the fastest way. Raises ImageError if one is wrong.
 
     Returns:
-        False for a rare subsampling, which only Pillow decodes. Its codes are not followed without the C extension:
+        False for a rare subsampling that only Pillow decodes. Its codes are not followed without the C extension:
         that is an error if they `must` be.
     """
     if _decode_jpeg(data, jpeg, "") is not None:
@@ -272,7 +271,7 @@ def _open_by_pillow(
 
 
 def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:
-    """Load an image that has all of its rows; the transparent level is scaled like Pillow's samples."""
+    """Load an image that has all of its rows. The transparent level is scaled like Pillow's samples."""
     samples = image.tile[0][3] if image.format == "PNG" and image.tile else None  # type: ignore[attr-defined]
     if image.format == "TIFF":
         tags, whole = image.tag_v2, bytes(data)  # type: ignore[attr-defined]  # of TiffImageFile
@@ -305,9 +304,9 @@ def _transparent_where(image: Image.Image, data: bytes, colour: tuple[int, ...])
 
 
 def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
-    """Convert to `mode`, "RGB" or "L", with alpha over a grey `backdrop`; images for `to_8_bits` stay as they are.
+    """Convert to `mode`, "RGB" or "L", with alpha over a grey `backdrop`. Images for `to_8_bits` stay as they are.
 
-    Colour images of 16 bits are cut to 8 by Pillow itself, which is within one level of scaling.
+    Colour images of 16 bits are cut to 8 by Pillow itself, within one level of scaling.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         return image
@@ -320,7 +319,7 @@ def flatten(image: Image.Image, mode: str, backdrop: int) -> Image.Image:
 
 
 def to_8_bits(image: Image.Image, backdrop: int, deep_bits: int = 16) -> Image.Image:
-    """Scale a grey image of integers of 16 or 32 bits, or of floats, to 8 bits; transparent pixels are `backdrop`.
+    """Scale a grey image of integers of 16 or 32 bits, or of floats, to 8 bits. Transparent pixels are `backdrop`.
 
     Integers have `deep_bits`, also those of 32 bits: 0 to 65,535 by default. Files do not say what floats mean: their
     range is [0, 1], [0, 255] or [0, 65535], the first that holds every pixel, and NaN is black.

@@ -19,7 +19,7 @@ _TOP, _LEFT, _NOISE = 21, 22, 23
 class RandomErasing(RandomlyApplied):
     """A random rectangle erased with probability `p` (torchvision's rule).
 
-    Ten tries for a rectangle that is smaller than the image on both sides; if all fail, nothing is erased.
+    Ten tries for a rectangle that is smaller than the image on both sides. If all fail, nothing is erased.
 
     Attributes:
         p: the probability.
@@ -60,7 +60,7 @@ class RandomErasing(RandomlyApplied):
     def rectangles(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """Return `(top, left, height, width)` of the rectangles for draws (n, 24), as int64 (n, 4).
 
-        They are those of `apply`; zeros if nothing is erased.
+        They are those of `apply`, or zeros if nothing is erased.
         """
         log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
         sides = np.array([height, width])

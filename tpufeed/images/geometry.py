@@ -1,6 +1,6 @@
 """Geometry of a sample: where each place of a result lies in the stored image, and which part of that it shows.
 
-Ops move pixels by windows and affine maps. All of a chain are composed to one map here, which moves masks, boxes and
+Ops move pixels by windows and affine maps. All of a chain are composed to one map here. It moves masks, boxes and
 points as the images are moved, without looking at a pixel.
 
 Places are continuous: x to the right in [0, width], y down in [0, height], the middle of the first pixel at (0.5, 0.5).
@@ -92,7 +92,7 @@ class Geometry:
         Args:
             image: integers of shape `source`.
             fill: the value beyond `visible`.
-            out: memory of shape `size` and the image's dtype; it is returned.
+            out: memory of shape `size` and the image's dtype. It is returned.
         """
         height, width = self.size
         a, b, c, d, e, f = self.to_source
@@ -132,7 +132,7 @@ class Geometry:
                 yield across * np.float32(by_x) + (down * np.float32(by_y) + np.float32(start)) < 0
 
     def move_boxes(self, boxes: Array, min_visibility: float = 0.0) -> tuple[Boxes, Bools]:
-        """Return boxes in pixels of the result, each the smallest around its visible part; and which boxes are kept.
+        """Return boxes in pixels of the result, each the smallest around its visible part, and which boxes are kept.
 
         Args:
             boxes: (n, 4): left, top, right, bottom in pixels of the image.
@@ -168,7 +168,7 @@ class Geometry:
         """Return points in pixels of the result, and which of them it shows.
 
         Args:
-            points: (n, 2) or (n, 3): x, y and a visibility; 0 means that a point is absent. It becomes 0 for points
+            points: (n, 2) or (n, 3): x, y and a visibility. 0 means that a point is absent. It becomes 0 for points
                 that the result does not show.
         """
         given = np.asarray(points, np.float32)

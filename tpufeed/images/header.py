@@ -1,6 +1,6 @@
 """Read an image file's header without decoding: its size, its odd cases, and what no decoder should be given.
 
-JPEG, PNG and WebP, whose bytes may be kept, are read here; Pillow reads BMP, GIF and TIFF, and `modern` AVIF, HEIC and
+JPEG, PNG and WebP, whose bytes may be kept, are read here. Pillow reads BMP, GIF and TIFF, and `modern` AVIF, HEIC and
 JPEG XL.
 
 A JPEG's segments are read once, as libjpeg finds them, into a `JpegHeader` for all users. Files that would crash or
@@ -29,7 +29,7 @@ MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack
 JPEG_START = b"\xff\xd8\xff"
 ALL_COEFFICIENTS = b"\0\x3f\0"  # the end of a scan's header in a baseline file
 SEQUENTIAL = frozenset({0xC0, 0xC1})
-_COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT; not all decoders support arithmetic or lossless
+_COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT. Not all decoders support arithmetic or lossless
 _ODD_CASES = ("exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands")
 _GREY_MODES = ("1", "L", "LA", "La", "F")
 # Bits per sample by colour type (PNG, 3rd edition, table 8).
@@ -40,7 +40,7 @@ _INTEGERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
 _TIFF_COLOURS = {2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples per pixel by photometric interpretation, if not 1
 _SEGMENT = struct.Struct(">HH")  # its marker and its length
 _INTERVAL = struct.Struct(">H")
-_FRAME = struct.Struct(">HHB")  # height, width, components; after the precision
+_FRAME = struct.Struct(">HHB")  # height, width, components, after the precision
 _FILL = re.compile(rb"\xff*")
 _NEXT = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # after a scan: no stuffed byte, no restart marker
 _MCUS = {  # by the factors of 4:4:4, 4:2:2, 4:4:0, 4:2:0 and 4:1:1
@@ -83,16 +83,16 @@ class JpegHeader(NamedTuple):
     Attributes:
         kind: the second byte of its frame's marker: 0xC0 and 0xC1 are baseline, 0xC2 progressive. 0xC3 is lossless: the
             decoder cannot reduce the image, and must not be asked to.
-        height: height in pixels; `width` likewise.
+        height: height in pixels. `width` likewise.
         components: 1, 3 or 4.
         frame: offset of the frame's marker.
         scan: offset of the first scan's marker.
         scanned: the number of components in the first scan.
-        notes: (marker, offset, length) of each segment of application data and each comment, as stored; the offset is
+        notes: (marker, offset, length) of each segment of application data and each comment, as stored. The offset is
             that of the marker.
-        interval: MCUs of a restart interval; 0 if there is none.
-        empty: offset of the first segment with a length below 2; 0 if there is none.
-        mcu: (height, width) of an MCU in pixels; None unless it is a baseline JPEG of one scan with a common
+        interval: MCUs of a restart interval, or 0 if there is none.
+        empty: offset of the first segment with a length below 2, or 0 if there is none.
+        mcu: (height, width) of an MCU in pixels, or None unless it is a baseline JPEG of one scan with a common
             subsampling, and all other segments are tables.
     """
 
@@ -114,15 +114,15 @@ class ImageHeader:
     """Format, size and odd cases of an image.
 
     Attributes:
-        width: width of the stored pixels, before any EXIF orientation; `height` likewise.
+        width: width of the stored pixels, before any EXIF orientation. `height` likewise.
         channels: 1 or 3, as `decoding.decode_stored` gives them: alpha is gone, palettes and CMYK are RGB.
-        plain: True if its own bytes decode to 8-bit grey or RGB in any decoder, except for an orientation, so that they
-            may be kept.
-        orientation: orientation by EXIF, TIFF or AVIF, 1 to 8; 1 for HEIC and JPEG XL, which their decoders turn.
-        orientation_at: offset of the one byte of the file that holds the orientation; 0 if there is none.
+        plain: True if its own bytes decode to 8-bit grey or RGB in any decoder, except for an orientation: they may be
+            kept.
+        orientation: orientation by EXIF, TIFF or AVIF, 1 to 8, or 1 for HEIC and JPEG XL, as their decoders turn them.
+        orientation_at: offset of the one byte of the file that holds the orientation, or 0 if there is none.
         odd: which of exif, cmyk, alpha, deep, greyscale, animated and bands the image has, in this order, by its
             header: a fully opaque alpha channel is alpha, too.
-        jpeg: the header of a JPEG; None for other formats.
+        jpeg: the header of a JPEG, or None for other formats.
     """
 
     format: Format
@@ -174,7 +174,7 @@ def sniff(data: bytes | memoryview) -> Format | None:
 
 
 def format_of_name(name: str) -> Format | None:
-    """Return the format that a file's name promises; None if its suffix names no format."""
+    """Return the format that a file's name promises, or None if its suffix names no format."""
     return _SUFFIXES.get(name.rpartition(".")[2].lower())
 
 
@@ -184,7 +184,7 @@ def _odd_cases(**met: bool) -> tuple[str, ...]:
 
 
 def _find_orientation(data: bytes, start: int, stop: int) -> tuple[int, int]:
-    """Return value and offset of tag 0x0112 in IFD0 of the TIFF structure at `[start, stop)`; `(1, 0)` without it.
+    """Return value and offset of tag 0x0112 in IFD0 of the TIFF structure at `[start, stop)`. `(1, 0)` without it.
 
     A damaged block counts as one without the tag (Exif 2.32, section 4.6). The offset is that of the byte that holds
     the value, in either byte order and width.
@@ -198,7 +198,7 @@ def _find_orientation(data: bytes, start: int, stop: int) -> tuple[int, int]:
         (entries,) = struct.unpack_from(order + "H", data, at)
         for entry in range(at + 2, min(at + 2 + 12 * entries, stop - 11), 12):
             tag, kind = struct.unpack_from(order + "HH", data, entry)
-            if tag == 0x0112 and kind in _INTEGERS:  # it should be a SHORT; cameras and tools write others
+            if tag == 0x0112 and kind in _INTEGERS:  # it should be a SHORT. Cameras and tools write others
                 form = _INTEGERS[kind]
                 (value,) = struct.unpack_from(order + form, data, entry + 8)
                 if not 1 <= value <= 8:
@@ -214,11 +214,11 @@ def read_jpeg_header(data: bytes | memoryview, check_scans: bool = True) -> Jpeg
 
     Args:
         data: a JPEG.
-        check_scans: True to refuse too many scans; False saves the search if the file will not be decoded.
+        check_scans: True to refuse too many scans. False saves the search if the file will not be decoded.
 
     Raises:
-        ImageError: unreadable; truncated, also if the file is too short for its blocks; unsupported, if it is
-            hierarchical, or does not have 8 bits per channel and 1, 3 or 4 channels; too_large, if it has too many
+        ImageError: unreadable, truncated (also if the file is too short for its blocks), unsupported (if it is
+            hierarchical, or does not have 8 bits per channel and 1, 3 or 4 channels), or too_large, if it has too many
             pixels, or too many scans for them.
     """
     try:
@@ -293,7 +293,7 @@ def _walk_jpeg(data: bytes | memoryview) -> JpegHeader:
 
 
 def _count_blocks(data: bytes | memoryview, header: JpegHeader) -> dict[int, int]:
-    """Return the blocks of each component by its id (T.81, A.1.1); in a lossless JPEG 64 pixels count as a block."""
+    """Return the blocks of each component by its id (T.81, A.1.1), in a lossless JPEG 64 pixels count as a block."""
     factors = bytes(data[header.frame + 10 : header.frame + 10 + 3 * header.components])
     if len(factors) != 3 * header.components:
         raise ImageError("truncated", "the file ends within its jpeg header")
@@ -348,7 +348,7 @@ def _scans(data: bytes, offset: int) -> Iterator[bytes]:
 def _read_jpeg(data: bytes) -> ImageHeader:
     """Read a JPEG's header, and its application data.
 
-    Raises ImageError if libjpeg would assume something and warn, which is an error for strict decoders. `mending`
+    Raises ImageError if libjpeg would assume something and warn: an error for strict decoders. `mending`
     writes what libjpeg assumes into a copy.
     """
     header = read_jpeg_header(data)
@@ -386,8 +386,8 @@ class ColourNotes(NamedTuple):
     """The segments of a JPEG that tell the meaning of its colours.
 
     Attributes:
-        jfif: offset of the contents of each JFIF segment; the sixth byte is the version, 1.
-        adobe: offset of the contents of Adobe's last segment, whose twelfth byte is the colour transform; or 0.
+        jfif: offset of the contents of each JFIF segment. The sixth byte is the version, 1.
+        adobe: offset of the contents of Adobe's last segment, whose twelfth byte is the colour transform, or 0.
         profile: (start, stop) of each segment with a part of an ICC profile, including its marker.
         is_known_transform: True if libjpeg need not guess the transform: JFIF has one, whatever Adobe's segment says.
         is_whole_profile: True if each part of the profile is there once, by its number and the count, or there is no
@@ -509,9 +509,9 @@ def _read_webp(data: bytes) -> ImageHeader:
 
 
 def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
-    """Read a BMP, a GIF or a TIFF: the first frame or page, which also says if others follow.
+    """Read a BMP, a GIF or a TIFF: its first frame or page. The result also says if others follow.
 
-    These are always decoded and encoded again, which costs far more than Pillow's parsing. A WebP may be kept: Pillow
+    These are always decoded and encoded again. That costs far more than Pillow's parsing. A WebP may be kept: Pillow
     would take 140 us to parse it, and `_read_webp` takes 4 us.
     """
     try:

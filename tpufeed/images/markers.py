@@ -1,14 +1,14 @@
-"""Restart markers: put into stored JPEGs, so that windows can be cut out of their bytes.
+"""Restart markers are put into stored JPEGs: windows can then be cut out of their bytes.
 
 A restart interval begins at a byte, with its predictors reset (ITU-T T.81, E.1.4). So any rectangle of whole intervals,
 after a header with its height and width, is a JPEG with the same pixels, and a decoder needs only that.
 
 A marker costs 3.3 to 3.9 bytes: its own two, the rest of a byte, and DC levels instead of differences. The
 shorter the intervals, the fewer pixels around a window are decoded. So an image has as many markers as fit into a share
-of its bytes: 1 % if the file is kept, 3 % if it is encoded, which usually makes it smaller.
+of its bytes: 1 % if the file is kept, 3 % if it is encoded and usually gets smaller.
 
 The markers are found by a search. numpy takes 11 us for 30 KB and 18 us for 80 KB. An index in the file would have to
-be checked against the bytes, which takes about as long, and would cost 2 bytes per segment: see
+be checked against the bytes (this takes about as long), and would cost 2 bytes per segment: see
 docs/decisions/2026-11-26-jpeg.md.
 """
 
@@ -40,7 +40,7 @@ _BYTES_A_PIXEL = ((95, 0.7), (85, 0.3), (70, 0.18), (0, 0.1))  # of photographs,
 
 
 def choose_interval(mcus: tuple[int, int], size_bytes: int, growth: float, marker_bytes: float = _MARKER_BYTES) -> int:
-    """Return the MCUs of a restart interval; 0 if the image is better off without markers.
+    """Return the MCUs of a restart interval, or 0 if the image is better off without markers.
 
     It divides a row: a segment that continues in the next row is not part of a rectangle.
 
@@ -57,7 +57,7 @@ def choose_interval(mcus: tuple[int, int], size_bytes: int, growth: float, marke
 
 
 def encode_jpeg(image: Pixels, quality: int) -> bytes:
-    """Encode uint8 pixels (height, width, 1 or 3) with restart markers; 4:2:0 below quality 95, else 4:4:4."""
+    """Encode uint8 pixels (height, width, 1 or 3) with restart markers. 4:2:0 below quality 95, else 4:4:4."""
     height, width, channels = image.shape
     side = 8 if channels == 1 or quality >= 95 else 16
     mcus = -(-height // side), -(-width // side)
@@ -84,7 +84,7 @@ def mark_jpeg(data: bytes, header: JpegHeader, baseline: bool = False) -> bytes:
     """Return a JPEG with the same coefficients and metadata, and useful restart markers.
 
     Args:
-        data: a JPEG; it is returned unchanged if it has such markers already.
+        data: a JPEG. It is returned unchanged if it has such markers already.
         header: its header.
         baseline: make a baseline JPEG of a progressive one, though it may be too small for markers.
 
@@ -109,7 +109,7 @@ def mark_jpeg(data: bytes, header: JpegHeader, baseline: bool = False) -> bytes:
         raise CannotRewrite(_TOO_SMALL)
     marked = add_markers(data, interval)
     added = len(marked) - len(data)
-    if added > len(data) * _GROWTH_KEPT:  # large DC levels, as with 4:4:4; now the cost of markers is known
+    if added > len(data) * _GROWTH_KEPT:  # large DC levels, as with 4:4:4: now the cost of markers is known
         segments = mcus[0] * mcus[1] // interval
         interval = choose_interval(mcus, len(data), _GROWTH_KEPT, 1.05 * added / segments)
         if not interval:
@@ -122,7 +122,7 @@ def is_sound(marked: bytes, header: ImageHeader) -> bool:
     """Return True if `marked`, made by `mark_jpeg` from a file with this header, is sure to decode strictly.
 
     False means nothing. Rewriting has followed every code of a baseline file. So only its header can still be wrong,
-    which shows in the first row of segments. Of 380,000 damaged files, none that passed here failed `check_pixels`;
+    and this shows in the first row of segments. Of 380,000 damaged files, none that passed here failed `check_pixels`.
     3 % failed only here. A progressive file is decoded in another way: it always gets the full check.
     """
     assert header.jpeg is not None
@@ -165,7 +165,7 @@ class Segments:
     Attributes:
         size: (height, width) of the image in pixels.
         mcu: (height, width) of an MCU in pixels.
-        tall: height of a rectangle in pixels; the last ones may reach beyond the image.
+        tall: height of a rectangle in pixels. The last ones may reach beyond the image.
         wide: width of a rectangle in pixels.
         code: offset of the entropy code.
         header: the bytes before it that a decoder needs.
@@ -182,7 +182,7 @@ class Segments:
     size_at: int
 
     def cut(self, box: Box) -> Cut | None:
-        """Return the smallest JPEG of whole segments that holds `box`, which may lie partly outside the image.
+        """Return the smallest JPEG of whole segments that holds `box`. The box may lie partly outside the image.
 
         Returns:
             None if the whole image is hardly larger, or if its markers are not those that its header promises.
@@ -229,7 +229,7 @@ class Segments:
 
 
 def find_segments(data: memoryview, header: JpegHeader) -> Segments | None:
-    """Return the segments of a JPEG; None if no window can be cut out of its bytes, whatever the reason."""
+    """Return the segments of a JPEG, or None if no window can be cut out of its bytes, whatever the reason."""
     mcu = header.mcu
     if not header.interval or mcu is None:
         return None

@@ -25,7 +25,7 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> bytes:
     """Return the PNG that the record of a sample holds for the mask in a file.
 
     Args:
-        data: all of the file: a PNG of one channel, or of a palette; of 8 bits for a mask, of up to 16 for depth.
+        data: all of the file: a PNG of one channel, or of a palette, of 8 bits for a mask, of up to 16 for depth.
         kind: mask or depth.
         moved: how storing moves the upright image that it belongs to.
 
@@ -91,7 +91,7 @@ def _scale(image: Image.Image) -> int:
 
 
 def _pixels(image: Image.Image, kind: MaskKind, data: bytes | memoryview | None = None) -> Array:
-    """Decode the values; rows are counted if `data` is given. Raises ImageError."""
+    """Decode the values. Rows are counted if `data` is given. Raises ImageError."""
     scale = _scale(image)
     try:
         if data is None:

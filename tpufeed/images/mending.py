@@ -1,4 +1,4 @@
-"""Mend JPEGs that have all of their pixels, but damage between their segments; read their headers."""
+"""Mend JPEGs that have all of their pixels, but damage between their segments. Read their headers."""
 
 import re
 
@@ -23,7 +23,7 @@ _END_OF_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _STANDALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _START_OF_FRAME = frozenset({0xC0, 0xC1, 0xC2})
 _START, _END, _SCAN = 0xD8, 0xD9, 0xDA
-_NO_PIXELS = frozenset({*range(0xE0, 0xEE), 0xEF, 0xFE})  # application data and comments; 0xEE tells the colour space
+_NO_PIXELS = frozenset({*range(0xE0, 0xEE), 0xEF, 0xFE})  # application data and comments. 0xEE tells the colour space
 _LEAST_PADDING = 4  # decoders read up to three bytes ahead without a complaint
 
 
@@ -53,7 +53,7 @@ def mend(data: bytes | memoryview, error: ImageError) -> bytes:
 
 
 def seen_header(data: bytes | memoryview) -> ImageHeader:
-    """Read an image's header; if only its mended copy can be read, whose pixels are used then, that of the copy.
+    """Read an image's header. If only its mended copy can be read, that of the copy: the copy's pixels are used then.
 
     Raises:
         ImageError: neither can be read.
@@ -65,12 +65,12 @@ def seen_header(data: bytes | memoryview) -> ImageHeader:
 
 
 def orientation_of(data: bytes | memoryview) -> int:
-    """Return the EXIF orientation, 1 to 8, that pixels from `decode` still need; 1 if no header can be read."""
+    """Return the EXIF orientation, 1 to 8, that pixels from `decode` still need, or 1 if no header can be read."""
     return see_image(data)[0]
 
 
 def see_image(data: bytes | memoryview) -> tuple[int, tuple[int, int] | None]:
-    """Return what `orientation_of` does, and (height, width) of the pixels from `decode`; None if they are unknown."""
+    """Return what `orientation_of` does, and (height, width) of the pixels from `decode`, None if they are unknown."""
     try:
         header = seen_header(data)
     except ImageError:
@@ -96,14 +96,14 @@ def seen_size(data: bytes | memoryview, upright: bool) -> tuple[int, int]:
 def _is_sound(copy: bytes, whole: bytes) -> bool:
     try:
         check_pixels(copy, read_header(copy))
-        # Pillow skips stray bytes, but needs an end marker; it does not read a second one.
+        # Pillow skips stray bytes, but needs an end marker. It does not read a second one.
         return np.array_equal(decode_by_pillow(copy, "RGB"), decode_by_pillow(whole + b"\xff\xd9", "RGB"))
     except ImageError:
         return False
 
 
 def _copy_segments(data: bytes, trim: bool) -> bytes | None:
-    """Copy segments and scans as libjpeg finds them; None if bytes between them may matter, or a scan is missing.
+    """Copy segments and scans as libjpeg finds them, or None if bytes between them may matter, or a scan is missing.
 
     `trim` leaves out bytes of one value at the ends of scans.
     """

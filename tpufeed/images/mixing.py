@@ -19,11 +19,11 @@ Alpha: TypeAlias = Annotated[float, above(0, 100)]
 class MixUp(SameSizeOp):
     """Blend each image with its neighbour, and their labels by the same share (Zhang et al. 2018, arXiv:1710.09412).
 
-    Rows 0 and 1 of a batch are neighbours, 2 and 3, and so on. Each image keeps a share of its own, drawn from
-    Beta(alpha, alpha) by its sample and epoch. Further images of a sample are blended likewise; masks cannot be.
+    Rows 0 and 1 of a batch are neighbours, 2 and 3, and so on. Each image keeps another share, drawn from
+    Beta(alpha, alpha) by its sample and epoch. Further images of a sample are blended likewise. Masks cannot be.
 
     Attributes:
-        alpha: above 0; 0.2 is usual for ImageNet, and 1 is uniform.
+        alpha: above 0. 0.2 is usual for ImageNet, and 1 is uniform.
         p: the probability that an image is mixed.
     """
 
@@ -42,11 +42,11 @@ class CutMix(SameSizeOp):
     """Paste a box of its neighbour into each image, and mix labels by the area (Yun et al. 2019, arXiv:1905.04899).
 
     Neighbours are those of `MixUp`. The box has one minus a share from Beta(alpha, alpha) of the area, around a uniform
-    centre; the part of it beyond the image is cut off, and labels are mixed by what remains. Further images, masks and
-    depth get the same box; boxes and keypoints are refused.
+    centre. The part of it beyond the image is cut off, and labels are mixed by what remains. Further images, masks and
+    depth get the same box. Boxes and keypoints are refused.
 
     Attributes:
-        alpha: above 0; 1 is uniform.
+        alpha: above 0. 1 is uniform.
         p: the probability that an image is mixed.
     """
 
@@ -56,7 +56,7 @@ class CutMix(SameSizeOp):
     draws: ClassVar[int] = 4
 
     def boxes(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return (top, left, bottom, right) of the boxes for draws (n, 4), in whole pixels; zeros: none is pasted."""
+        """Return (top, left, bottom, right) of the boxes for draws (n, 4), in whole pixels. Zeros: no box is pasted."""
         sides = np.array([height, width])
         reach = np.floor(0.5 * np.sqrt(1 - beta_of(draws[:, 1], self.alpha))[:, None] * sides)
         centre = np.floor(draws[:, 2:] * sides)

@@ -1,8 +1,8 @@
 """Read AVIF, HEIC and JPEG XL through Pillow and its plug-ins.
 
-A plug-in is imported when the first such file is met. Its decoder is called directly, not through `Image.open`, so
-that the user's Pillow stays as it is (only the import of pillow_jxl registers JPEG XL there). All three decoders
-refuse files that end early. pillow_jxl decodes as it opens a file, so a JPEG XL's header is read here.
+A plug-in is imported when the first such file is met. Its decoder is called directly, not through `Image.open`: the
+user's Pillow stays as it is (only the import of pillow_jxl registers JPEG XL there). All three decoders refuse files
+that end early. pillow_jxl decodes as it opens a file, so a JPEG XL's header is read here.
 """
 
 import importlib
@@ -61,8 +61,8 @@ def read_modern(data: bytes, image_format: str) -> tuple[tuple[int, int], int, d
     """Read a header without decoding.
 
     Returns:
-        Width and height in pixels as they are decoded; the orientation, 1 to 8, that decoded pixels still need (Pillow
-        does not turn AVIFs, libheif and libjxl turn the image); and whether it is one of the odd cases.
+        Width and height in pixels as they are decoded. The orientation, 1 to 8, that decoded pixels still need (Pillow
+        does not turn AVIFs, libheif and libjxl turn the image), and whether it is one of the odd cases.
 
     Raises:
         ImageError: unsupported, truncated, unreadable.
@@ -160,7 +160,7 @@ class _Bits:
         return value
 
     def choose(self, *ways: tuple[int, int]) -> int:
-        """Take two bits, which choose one of four ways: the least value and the bits of what is added to it."""
+        """Take two bits. They choose one of four ways: the least value and the bits of what is added to it."""
         least, count = ways[self.take(2)]
         return least + self.take(count)
 
@@ -183,7 +183,7 @@ class _Bits:
         return True  # floats
 
     def is_alpha(self) -> bool:
-        """Take a further channel; return true for alpha that is not premultiplied."""
+        """Take a further channel, and return true for alpha that is not premultiplied."""
         if self.take(1):
             return True
         kind = self.choose(*_ENUM)
@@ -220,7 +220,7 @@ def _read_jxl(data: bytes) -> tuple[tuple[int, int], int, dict[str, bool]]:
 
 
 def _jxl_codestream(data: bytes) -> bytes:
-    """Return the start of the codestream, after its signature; in a container it may be in several boxes."""
+    """Return the start of the codestream, after its signature. In a container it may be in several boxes."""
     found, offset = b"", 0
     if data.startswith(_CODESTREAM):
         found, offset = data[:_HEADER_BYTES], len(data)

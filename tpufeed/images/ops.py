@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 OPS: Mapping[str, type[Any]] = MappingProxyType({name: globals()[name] for name in __all__})
-# Parameters that are described only if they differ from their defaults, so that older descriptions stay equal.
+# Parameters that are described only if they differ from their defaults: older descriptions stay equal.
 _LEFT_OUT: Mapping[str, object] = {"sample": False, "transforms": None}
 _MOST_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 100
@@ -97,7 +97,7 @@ def _short(value: object) -> str:
 
 
 def parse_op(text: str) -> Op:
-    """Return the op that `text` describes; `parse_op(repr(op)) == op`.
+    """Return the op that `text` describes. `parse_op(repr(op)) == op`.
 
     The text is a call with literal arguments, by name or position ("Resize(256)", "RandomResizedCrop(scale=(0.3,
     1.0))"), a name ("HorizontalFlip"), or a user's function ("my.augment:heavy", "my.augment:heavy@2" for version "2").
@@ -113,7 +113,7 @@ def parse_op(text: str) -> Op:
     try:
         if custom is not None:
             op = Custom(custom["target"], "1" if custom["version"] is None else custom["version"])
-            if op.obstacle:  # a text comes from a command, which has its own __main__
+            if op.obstacle:  # a text comes from a command with its own __main__
                 raise OptionError(op.obstacle)
             return op
         return _parse_call(text)
@@ -158,7 +158,7 @@ def _parse_call(text: str) -> Op:
 def _parse(text: str) -> ast.expr:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd escapes in a literal, which is an error below, or fine
+            warnings.simplefilter("ignore")  # about odd escapes in a literal: an error below, or fine
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""

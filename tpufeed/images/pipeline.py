@@ -25,7 +25,7 @@ from tpufeed.images.windows import (
 )
 
 DrawnBatch: TypeAlias = list[list[Draws]]  # [op][sample]
-_Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two ops; the colour beyond the image
+_Step: TypeAlias = tuple[WindowOp | None, PixelOp | None, Fill]  # one of the two ops, and the colour beyond the image
 
 
 class Pipeline:
@@ -62,7 +62,7 @@ class Pipeline:
         self._first_window = self._steps[0][0] if self._steps else None
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return `(height, width)` of the results for images of `size`; None if it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`, or None if it differs from image to image."""
         for op in self.ops:
             size = op.output_size(size)
         return size
@@ -78,7 +78,7 @@ class Pipeline:
         """Return where the pixels of the result lie in an image of this size. No pixels are needed.
 
         Args:
-            height: height of the image as ops see it; `width` likewise.
+            height: height of the image as ops see it. `width` likewise.
             draws: one entry per op.
 
         Raises:
@@ -107,9 +107,9 @@ class Pipeline:
 
         Args:
             data: an encoded image, or its uint8 pixels in C order.
-            shape: shape of the pixels; None or () if `data` is encoded.
+            shape: shape of the pixels, or None or () if `data` is encoded.
             draws: one entry per op.
-            out: uint8 C-contiguous memory of the result's shape; it is returned.
+            out: uint8 C-contiguous memory of the result's shape. It is returned.
             buffer: memory to decode into, see `decode`.
 
         Raises:
@@ -124,7 +124,7 @@ class Pipeline:
             return run_views([self], memoryview(mend(data, error)), [draws], [out], buffer)[0]
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
-        """Apply the ops to uint8 RGB `pixels`, which stay as they are. Without `out`, the result may be a view of them.
+        """Apply the ops to a copy of uint8 RGB `pixels`. Without `out`, the result may be a view of them.
 
         Raises:
             ImageError, OpError, OptionError: see `run_stored`.
@@ -142,7 +142,7 @@ class Pipeline:
         reduced: int = 1,
         origin: tuple[int, int] = (0, 0),
     ) -> Pixels:
-        """Run the ops; `window` is the first op's, if any, in pixels of the image at `reduced` times the size.
+        """Run the ops. `window` is the first op's, if any, in pixels of the image at `reduced` times the size.
 
         `pixels` begin at the row and column `origin` of that image.
 
@@ -275,11 +275,11 @@ def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draw
 
     Args:
         pipeline: the pipeline whose ops are checked.
-        pixels: uint8 RGB of any size; not changed.
+        pixels: uint8 RGB of any size, not changed.
         draws: one entry per op.
 
     Raises:
-        OpError: names the first op that gives other pixels the second time; or an op failed.
+        OpError: names the first op that gives other pixels the second time, or an op failed.
         OptionError: a function of the user's cannot be imported.
     """
     for number, (op, drawn) in enumerate(zip(pipeline.ops, draws, strict=True), 1):

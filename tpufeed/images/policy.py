@@ -1,6 +1,6 @@
 """Store an image file by a policy: check it, and keep it, or shrink and encode it again.
 
-Images are shrunk in another way than by `windows.resize`, which serves training and prefers speed. A JPEG is decoded at
+Images are not shrunk by `windows.resize`: that serves training and prefers speed. A JPEG is decoded at
 1/2, 1/4 or 1/8 if 1.9 times the wanted size is left: below that the DCT's own filter shows. The rest is done by a
 Lanczos filter, with Pillow's taps at a pixel's centre, and cubic interpolation: within about 50 dB of Pillow's Lanczos
 and three times as fast, because OpenCV runs both in SIMD.
@@ -50,14 +50,14 @@ class ImagePolicy:
     """Options that say how images are checked and stored, and what becomes of each odd case.
 
     Attributes:
-        check: "full" decodes every image strictly, so that none can stop a training; "header" trusts what follows a
+        check: "full" decodes every image strictly: no image can stop a training. "header" trusts what follows a
             sound header.
         encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change. JPEG and WebP that do become
-            JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loop; all else becomes PNG. The
+            JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loop. All else becomes PNG. The
             name of a format stores only that format. "exact" is "keep" without `restart_markers` and without mending:
             files that need no change are stored byte for byte.
         quality: quality of JPEGs and WebPs that are encoded again.
-        presize_px: shrink images to this side, never enlarge; None keeps sizes.
+        presize_px: shrink images to this side, never enlarge. None keeps sizes.
         presize_mode: the side that is meant: the shorter one, the longer one, or the shorter one before the middle
             square is cut out ("fit": all images become presize_px x presize_px, except smaller ones, which are only
             cut).
@@ -70,8 +70,8 @@ class ImagePolicy:
         cmyk: convert to RGB as Pillow does, without the ICC profile.
         alpha: put transparent pixels over white or black.
         deep: scale more than 8 bits per channel, 32-bit integers and floats (see `decoding.to_8_bits`) to 8 bits.
-            "10", "12" or "14": grey values in 16-bit files have only so many bits, as those of many X-ray machines;
-            larger values become white.
+            "10", "12" or "14": grey values in 16-bit files have only so many bits, as those of many X-ray machines.
+            Larger values become white.
         greyscale: keep one channel, or make three. WebP has no grey and always has three.
         animated: take the first frame or page, or the primary image of a HEIC.
         bands: leave out the bands of a TIFF beyond its colours and alpha, like near infrared.
@@ -80,10 +80,10 @@ class ImagePolicy:
         damaged: from a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, remove the bytes that
             strict decoders refuse. With check="header", damage after the first scan's header is not looked for, except
             a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
-        progressive: keep a progressive JPEG, or make it "baseline" without loss, which decodes two to three times as
-            fast and can have restart markers.
-        restart_markers: add restart markers to kept JPEGs, without loss, so that loaders decode only the window they
-            need, see `markers`. None means True if tpufeed has its C extension and `encode` is "keep" or "jpeg".
+        progressive: keep a progressive JPEG, or make it "baseline" without loss, to decode two to three times as fast
+            and have restart markers.
+        restart_markers: add restart markers to kept JPEGs, without loss. Loaders then decode only the window they need,
+            see `markers`. None means True if tpufeed has its C extension and `encode` is "keep" or "jpeg".
     """
 
     check: Check = "full"
@@ -123,7 +123,7 @@ class ImagePolicy:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON data for plan and manifest.
 
-        `bands` is left out if it is the default, so that datasets from before it can grow.
+        `bands` is left out if it is the default: datasets from before it can then grow.
         """
         return {name: value for name, value in asdict(self).items() if (name, value) != ("bands", "drop")}
 
@@ -136,7 +136,7 @@ class StoredImage:
         kept: `data` is the file's own bytes, or holds the same coefficients with restart markers.
         mended: `data` is the file's own bytes without the damaged ones.
         odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
-        added_bytes: bytes that restart markers added to a kept JPEG; None if none were added.
+        added_bytes: bytes that restart markers added to a kept JPEG, or None if none were added.
         unmarked: why a kept JPEG could not get restart markers.
         source: height and width of the file's image, turned as `ImagePolicy.exif` says, before presizing.
         orientation: EXIF orientation of the file, 1 to 8, whether it was applied or not.
@@ -180,7 +180,7 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
 def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
     size = (header.height, header.width)
-    # An ignored orientation can be removed from a JPEG or WebP without other changes; a PNG's chunk has a CRC.
+    # An ignored orientation can be removed from a JPEG or WebP without other changes. A PNG's chunk has a CRC.
     turns = header.orientation != 1 and (policy.exif == "apply" or header.format == "png")
     fits = policy.presize_px is None or (
         scaled_size(*size, policy.presize_px, policy.presize_mode) == size
@@ -291,11 +291,11 @@ def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> G
 def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
     """Return the image of a file for ops to run over, and the odd cases that were met.
 
-    An image without odd cases stays the file's own bytes, which `decode` decodes to upright RGB. Any other becomes
+    An image without odd cases stays the file's own bytes. `decode` decodes them to upright RGB. Any other becomes
     uint8 RGB pixels of shape (height, width, 3) as `policy` wants them. Nothing is presized or encoded.
 
     Raises:
-        ImageError: with its reason code; the bytes that are returned may still fail to decode.
+        ImageError: with its reason code. The bytes that are returned may still fail to decode.
     """
     try:
         return _load(data, policy, name)
@@ -346,13 +346,13 @@ def _tell_bits(pixels: Pixels, header: ImageHeader, odd: tuple[str, ...], policy
 
 
 def bits_used(odd: Mapping[str, int]) -> int | None:
-    """Return the most bits that images scaled from 16 use, by their odd cases; None if one uses more than 14."""
+    """Return the most bits that images scaled from 16 use, by their odd cases, or None if one uses more than 14."""
     low = {bits: count for bits, case in _BITS_USED.items() if (count := odd.get(case))}
     return max(low) if low and sum(low.values()) == odd.get("deep") else None
 
 
 def scaled_size(height: int, width: int, side_px: int, mode: PresizeMode) -> tuple[int, int]:
-    """Return `(height, width)` once the longer side (mode "long") or the shorter one is `side_px`; never larger."""
+    """Return `(height, width)` once the longer side (mode "long") or the shorter one is `side_px`, never larger."""
     side = max(height, width) if mode == "long" else min(height, width)
     if side <= side_px:
         return height, width
@@ -392,9 +392,9 @@ def encode(image: Pixels, image_format: StoredFormat, quality: int) -> bytes:
     """Encode `image` (uint8, height x width x 1 or 3) as JPEG, PNG or WebP.
 
     Args:
-        image: grey or RGB; WebP has no grey and stores RGB.
+        image: grey or RGB. WebP has no grey and stores RGB.
         image_format: the format.
-        quality: quality of JPEG (4:2:0 below 95, else 4:4:4) and of WebP, which is lossy; 1 to 100.
+        quality: quality of JPEG (4:2:0 below 95, else 4:4:4) and of lossy WebP, 1 to 100.
 
     Raises:
         ImageError: too_large for the format.

@@ -1,6 +1,6 @@
 """The contract of ops: protocols for the two kinds of ops, their parameters, and the memory `out`.
 
-Parameters are checked by their annotations. Each value gets one form, so that equal ops have equal descriptions: lists
+Parameters are checked by their annotations. Each value gets one form, and equal ops have equal descriptions: lists
 become tuples, numpy's numbers Python's, and an int a float if a float is meant.
 """
 
@@ -14,7 +14,7 @@ from tpufeed.options import Rule, a_list, as_float, between, check_fields, is_nu
 
 _LONGEST_SIDE_PX = 16384
 Draws = Sequence[float]
-# From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels; the centre
+# From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels. The centre
 # of the first pixel is (0.5, 0.5).
 Affine: TypeAlias = tuple[float, float, float, float, float, float]
 
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 def positive_range(limit: float, or_one: bool = False) -> Rule:
-    """Allow `(low, high)` with 0 < low <= high <= limit; with `or_one` also a number, which is both."""
+    """Allow `(low, high)` with 0 < low <= high <= limit. With `or_one` also a number that is both."""
     return Rule(
         f"(low, high) with 0 < low <= high <= {limit:g}",
         lambda value: (
@@ -93,14 +93,14 @@ class Op(Protocol):
 
     @property
     def version(self) -> int | str:
-        """Version of the op, which changes whenever its pixels do."""
+        """Version of the op. It changes whenever its pixels do."""
 
     @property
     def draws(self) -> int:
         """Number of uniform random numbers that a sample needs."""
 
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return `(height, width)` of the results for images of `size`; None if it differs from image to image."""
+        """Return `(height, width)` of the results for images of `size`, or None if it differs from image to image."""
 
 
 Ops: TypeAlias = Annotated[Sequence[Op], a_list("ops, like [RandomResizedCrop(size=224), HorizontalFlip()]")]
@@ -128,7 +128,7 @@ class PixelOp(Op, Protocol):
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         """Return the new pixels: in `out` (C-contiguous, of the image's shape, maybe the image itself) if given.
 
-        `image` may be read-only and of any strides; it changes only if it is `out`.
+        `image` may be read-only and of any strides. It changes only if it is `out`.
         """
 
 
@@ -137,7 +137,8 @@ class MovingOp(PixelOp, Protocol):
     """A pixel op that moves pixels: masks, boxes and points go with them."""
 
     def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
-        """Return the maps for an image of this size, from places after a step to places before it; none if skipped."""
+        """Return the maps for an image of this size, from places after a step to places before it, or None if
+        skipped."""
 
 
 class CheckedOp:

@@ -20,7 +20,7 @@ from tpufeed.images.protocols import Affine, Draws, Fill, SameSizeOp, keep
 from tpufeed.images.windows import cut_padded
 from tpufeed.options import Rule, between
 
-# Each takes the signed magnitude, -30 to 30; some ignore the sign. For an image of (height, width), transforms that
+# Each takes the signed magnitude, -30 to 30. Some ignore the sign. For an image of (height, width), transforms that
 # move pixels give the rows for `warp`, or a shift by whole pixels (down, right).
 _Recolour: TypeAlias = Callable[[Pixels, int, Pixels | None], Pixels]
 _Warp: TypeAlias = Callable[[int, int, int], tuple[Row, Row]]
@@ -34,7 +34,7 @@ class _Transform:
     shift: _Shift | None = None
 
     def map(self, height: int, width: int, signed: int) -> Affine | None:
-        """Return where pixels come from; None if no pixel moves."""
+        """Return where pixels come from, or None if no pixel moves."""
         if self.warp is not None:
             return as_affine(self.warp(height, width, signed))
         if self.shift is None:
@@ -98,13 +98,13 @@ class RandAugment(SameSizeOp):
     """`num_ops` transforms one after another, drawn from a list (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719).
 
     Transforms and magnitudes are those of torchvision's RandAugment (torchvision/transforms/autoaugment.py) with
-    num_magnitude_bins=31; interpolation is bilinear, and `fill` grey instead of black.
+    num_magnitude_bins=31. Interpolation is bilinear, and `fill` grey instead of black.
 
     Attributes:
         num_ops: number of transforms.
         magnitude: magnitude of all of them, 0 to 30.
         fill: the colour beyond the image after a shear, a translation or a rotation.
-        transforms: names of the transforms to draw from, all equally likely; a new order gives other pixels. None for
+        transforms: names of the transforms to draw from, all equally likely. A new order gives other pixels. None for
             all 14: identity, shear_x, shear_y, translate_x, translate_y, rotate, brightness, color, contrast,
             sharpness, posterize, solarize, autocontrast and equalize.
     """

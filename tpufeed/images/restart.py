@@ -14,19 +14,19 @@ except ImportError:  # an sdist that was installed without a C compiler
 class CannotRewrite(Exception):
     """A JPEG cannot be rewritten. Nothing is wrong with it: it is stored unchanged.
 
-    Its text is the reason in a few fixed words, so that reasons can be counted.
+    Its text is the reason in a few fixed words: reasons can be counted.
     """
 
 
 def add_markers(data: bytes, mcus: int) -> bytes:
     """Return a JPEG with a restart marker after each `mcus` MCUs.
 
-    Coefficients, quantization tables, metadata and everything after the end marker stay unchanged; Huffman tables may
+    Coefficients, quantization tables, metadata and everything after the end marker stay unchanged. Huffman tables may
     get more DC categories. Releases the GIL.
 
     Args:
-        data: a baseline JPEG of one scan; it may have other restart markers.
-        mcus: a divisor of the MCUs of a row, or a multiple of them; 1 to 65,535.
+        data: a baseline JPEG of one scan. It may have other restart markers.
+        mcus: a divisor of the MCUs of a row, or a multiple of them, 1 to 65,535.
 
     Raises:
         CannotRewrite: `data` is another kind of JPEG, damaged, or not a JPEG.
@@ -48,7 +48,7 @@ def to_baseline(data: bytes) -> bytes:
     Takes 3 bytes of memory per pixel, and 2 more if all chroma is kept. Releases the GIL.
 
     Raises:
-        CannotRewrite: `data` is another kind of JPEG, damaged, or not a JPEG; or its scans leave out bits.
+        CannotRewrite: `data` is another kind of JPEG, damaged, or not a JPEG, or its scans leave out bits.
     """
     if not CAN_REWRITE:
         raise CannotRewrite("no C extension")

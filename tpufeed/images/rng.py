@@ -1,4 +1,4 @@
-"""Random numbers as pure functions without state, so that thread count and order never change a pixel."""
+"""Random numbers as pure functions without state: thread count and order never change a pixel."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def noise(draw: float, count: int) -> npt.NDArray[np.uint8]:
 
 
 def draw_between(bounds: float | tuple[float, float], draw: float) -> float:
-    """Map a uniform number in `[0, 1)` to `[low, high)`; ops store their bounds as pairs, whatever was given."""
+    """Map a uniform number in `[0, 1)` to `[low, high)`. Ops store their bounds as pairs, whatever was given."""
     assert isinstance(bounds, tuple)
     return bounds[0] + draw * (bounds[1] - bounds[0])
 
@@ -48,9 +48,9 @@ def exp_each(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def generator(draws: Sequence[float]) -> np.random.Generator:
-    """Make a Philox generator (Salmon et al. 2011); its 128-bit key is the first 32 bits of four uniform numbers.
+    """Make a Philox generator (Salmon et al. 2011). Its 128-bit key is the first 32 bits of four uniform numbers.
 
-    NumPy keeps Philox's bits from version to version; its distributions may change.
+    NumPy keeps Philox's bits from version to version. Its distributions may change.
     """
     first, second, third, fourth = (int(draw * 2.0**32) for draw in draws)
     key = np.array([first << 32 | second, third << 32 | fourth], np.uint64)  # a list of these would become float64
@@ -64,7 +64,7 @@ def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _mix_int(z: int) -> int:
-    # With Python's integers: 0.3 us. An array of one number takes 5 us, which counts if samples come one by one.
+    # With Python's integers: 0.3 us. An array of one number takes 5 us. This counts if samples come one by one.
     z = (z + _GOLDEN) & _MASK
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK

@@ -179,7 +179,7 @@ def check_ccitt(data: bytes, tags: Any) -> None:
 
 
 def _interleaved(tags: Any, segments: list[bytes], width: int, rows: tuple[int, int], is_black: bool) -> bytes:
-    """Return a TIFF with a strip of one colour before each of `segments`; the last one has `rows[1]` rows."""
+    """Return a TIFF with a strip of one colour before each of `segments`. The last one has `rows[1]` rows."""
     line = _row_of_runs(width, is_black, _HORIZONTAL if tags[259] == 4 else "")
     if tags[259] == 4:
         bits = (line if is_black else _AS_ABOVE) * rows[0] + 2 * _END_OF_LINE

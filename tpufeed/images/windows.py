@@ -1,4 +1,4 @@
-"""Cut windows out of images and resize them, with a filter that suits the ratio; and the ops that do so."""
+"""Cut windows out of images and resize them, with a filter that suits the ratio, and the ops that do so."""
 
 import math
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) ->
     """Resize `image`: bilinear, and averaged over areas if it shrinks by two or more, against aliasing.
 
     Args:
-        image: uint8 of shape (h, w, channels); any strides.
-        out: C-contiguous uint8 memory of the result's shape to write into; it is returned.
+        image: uint8 of shape (h, w, channels), with any strides.
+        out: C-contiguous uint8 memory of the result's shape to write into. It is returned.
     """
     assert out is None or out.shape[:2] == (height, width), f"{out.shape} is no memory for {height} x {width} pixels"
     if out is not None and image.shape == out.shape:
@@ -81,7 +81,7 @@ def _reduced_places(
 
 
 def short_side_size(height: int, width: int, short_side_px: int) -> tuple[int, int]:
-    """Return `(height, width)` scaled, aspect kept, so that the shorter side is `short_side_px`."""
+    """Return `(height, width)` scaled to a shorter side of `short_side_px`, aspect kept."""
     scale = short_side_px / min(height, width)
     return max(short_side_px, round(height * scale)), max(short_side_px, round(width * scale))
 
@@ -111,7 +111,7 @@ def cut_resized(image: Pixels, size: tuple[int, int], box: tuple[int, int, int, 
     Args:
         image: uint8 RGB.
         size: (height, width) of the whole enlarged image.
-        box: (top, left, height, width) in pixels of that image; it may reach beyond.
+        box: (top, left, height, width) in pixels of that image. It may reach beyond.
         fill: as in `cut_padded`.
 
     Raises:
@@ -145,13 +145,13 @@ def reduction(height: int, width: int, wanted_height: int, wanted_width: int) ->
 
 
 def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: Pixels | None = None) -> Pixels:
-    """Cut rows `[top, top + height)` and columns `[left, left + width)`; `fill` beyond the image.
+    """Cut rows `[top, top + height)` and columns `[left, left + width)`, with `fill` beyond the image.
 
     Args:
         image: uint8 RGB of any strides.
-        box: (top, left, height, width); it may lie entirely outside the image.
+        box: (top, left, height, width). It may lie entirely outside the image.
         fill: the level, or (red, green, blue).
-        out: C-contiguous memory of (height, width, 3), maybe the image itself; it is returned.
+        out: C-contiguous memory of (height, width, 3), maybe the image itself. It is returned.
     """
     top, left, height, width = box
     view = image[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
@@ -197,7 +197,7 @@ class Resize(CheckedOp):
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(CheckedOp):
-    """The middle of an image; a smaller image is enlarged first.
+    """The middle of an image. A smaller image is enlarged first.
 
     Attributes:
         size: in pixels: an int for `size` x `size`, or (height, width).
@@ -224,7 +224,7 @@ class CenterCrop(CheckedOp):
 class RandomResizedCrop(CheckedOp):
     """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
 
-    Ten tries for a window that fits; if all fail, the largest central window within `ratio`.
+    Ten tries for a window that fits. If all fail, the largest central window within `ratio`.
 
     Attributes:
         size: size of the result in pixels: an int for `size` x `size`, or (height, width).
@@ -282,7 +282,7 @@ class RandomResizedCrop(CheckedOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomCrop(CheckedOp):
-    """A random window of `size` pixels after `padding` pixels of `fill` on each side; nothing is resized.
+    """A random window of `size` pixels after `padding` pixels of `fill` on each side. Nothing is resized.
 
     torchvision's rule with `pad_if_needed`: a side that is still too short lies at a random place within the window.
 
@@ -307,7 +307,7 @@ class RandomCrop(CheckedOp):
         return Window(top, self._start(width, cut_width, draws[1]), cut_height, cut_width, cut_height, cut_width)
 
     def _start(self, side: int, cut: int, draw: float) -> int:
-        """Draw the window's start within the padding; a side that is too short lies anywhere within the window."""
+        """Draw the window's start within the padding. A side that is too short lies anywhere within the window."""
         low, high = sorted((-self.padding, side + self.padding - cut))
         return low + int(draw * (high - low + 1))
 
