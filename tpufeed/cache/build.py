@@ -54,15 +54,15 @@ def warmup(  # noqa: PLR0913  # the public face
     Args:
         src: a dataset, also an open one or a view (`Dataset.select`); `tpufeed.shard` makes one of raw images. Each
             image is decoded once for all variants. Samples of a view get the pixels that they have in a cache of the
-            whole dataset; the cache numbers them from 0.
+            whole dataset. The cache numbers them from 0.
         dst: where the cache goes.
         size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`. Default: 224.
         ops: ops that are applied to every sample, with different random numbers in every variant.
         live: ops that loaders apply live to the cached images, with different random numbers in every epoch. Your own
             functions cannot be among them, because a loader imports nothing that a manifest names: pass `ops=[...]` to
             the loader instead.
-        variants: number K of variants; epoch e reads variant e mod K.
-        encode: "raw" stores uint8 pixels; the others encode them.
+        variants: number K of variants. Epoch e reads variant e mod K.
+        encode: "raw" stores uint8 pixels. The others encode them.
         quality: quality of JPEG and WebP, 1 to 100.
         seed: seed of the random numbers.
         shard_bytes: aim for shards of this size. Default: 128 MB, or less if there would be fewer than 64 shards.
@@ -71,7 +71,7 @@ def warmup(  # noqa: PLR0913  # the public face
         max_rejects: fail if more samples than this are rejected, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset at `dst`, or the remains of a build.
         fsync: flush the shards to disk before the manifest, as in `tpufeed.shard`.
-        allow_augmented: accept a cache with random ops as `src`; only its first variant is read.
+        allow_augmented: accept a cache with random ops as `src`. Only its first variant is read.
         workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, as in `tpufeed.shard`.
         listener: called with a `BuildProgress` a few times per second.
@@ -80,7 +80,7 @@ def warmup(  # noqa: PLR0913  # the public face
     Raises:
         OptionError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing was changed.
         OpError: an op fails on one of the first samples, or gives other pixels when it is run again.
-        TooManyRejectsError, TaskError, BuildError: the work failed; what is done stays, and the same call continues.
+        TooManyRejectsError, TaskError, BuildError: the work failed. What is done stays, and the same call continues.
     """
     given = locals()  # `CacheOptions` has the same names
     options = CacheOptions(**{field.name: given[field.name] for field in fields(CacheOptions) if field.init})

@@ -30,8 +30,8 @@ class CacheOptions:
 
     Attributes:
         applied: `ops`, or the default ops of `size`.
-        size_bytes: `shard_bytes` as a number; None: 128 MB, or less if there would be fewer than 64 shards, so that
-            many cores have work.
+        size_bytes: `shard_bytes` as a number, or None: 128 MB, or less if there would be fewer than 64 shards: many
+            cores then have work.
 
     Raises:
         OptionError: an option is wrong.

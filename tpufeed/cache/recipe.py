@@ -153,7 +153,7 @@ class CacheRecipe(Recipe):
         return None
 
     def _differences(self, present: Dataset) -> list[str]:
-        """Return how the cache at the destination differs, as parts of a sentence; empty if it is this one."""
+        """Return how the cache at the destination differs, as parts of a sentence, empty if it is this one."""
         cache, stored = present.manifest.cache, _options_of(present)
         if cache is None:
             return ["a dataset that is not a cache"]
@@ -326,7 +326,7 @@ def _options_of(present: Dataset) -> dict[str, Any]:
 
 
 def _is_sound(present: Dataset) -> bool:
-    """Return True if the CRCs of all files (up to 2 GB) are right, or if files are lost; a run repairs these."""
+    """Return True if the CRCs of all files (up to 2 GB) are right, or if files are lost. A run repairs these."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
     if find_lost(present.store, present.manifest) is not None:
         return True
@@ -371,7 +371,7 @@ def iter_ranges(samples: Mapping[str, int], shards: Mapping[str, int], before: M
 def cached_schema(
     features: Sequence[FeatureSpec], options: CacheOptions, size: Size, classes: int
 ) -> tuple[FeatureSpec, ...]:
-    """Return the features of a cache made from a source with `features` and so many classes.
+    """Return the features of a cache made from a source with `features` and this many classes.
 
     Raises:
         OptionError: programs that follow Kaggle's guides cannot read such features.

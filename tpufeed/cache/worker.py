@@ -102,7 +102,7 @@ class Augmenter:
         Raises:
             ImageError: the image does not decode.
             RecordError: a feature is not what the manifest says.
-            OpError: an op failed; the message names the sample.
+            OpError: an op failed. The message names the sample.
         """
         # Random numbers are drawn in blocks, because one call per block is faster than one per sample.
         block, row = divmod(sample.number, _BLOCK)
