@@ -25,7 +25,7 @@ def main() -> None:
         sys.stderr = OutputStream(sys.stderr)
     try:
         try:
-            # Imported here, so that Ctrl-C during the import, which takes a second, also ends with one line.
+            # Imported here: Ctrl-C during the import (a second) then also ends with one line.
             from tpufeed.cli.app import app
 
             app(prog_name="tpufeed")

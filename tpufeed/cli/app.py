@@ -23,7 +23,7 @@ class _Command(TyperCommand):
 
 
 class _Group(TyperGroup):
-    """A group with the same help, which knows the commands of its groups: `warmup` is `cache warmup`."""
+    """A group with the same help that knows the commands of its groups: `warmup` is `cache warmup`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))

@@ -55,7 +55,7 @@ def prune_command(
 ) -> None:
     """Remove old versions, and the files that no kept version uses.
 
-    Readers of a removed version fail. Images that were ever appended stay known, so that none is added twice.
+    Readers of a removed version fail. Images that were ever appended stay known: no image is added twice.
 
     Examples:
       tpufeed prune flowers --dry-run

@@ -19,10 +19,10 @@ from tpufeed.processes.limits import limit_reached
 P = ParamSpec("P")
 
 INTERRUPTED, CLOSED_PIPE, TERMINATED = 130, 141, 143  # 128 plus the signal's number, as in shells
-_BREAK = re.compile("[\t\n\u2028\u2029]")  # `errors.printable` keeps these, which would break a line in two
+_BREAK = re.compile("[\t\n\u2028\u2029]")  # `errors.printable` keeps these, but they would break a line in two
 _TRACE = "Traceback (most recent call last):\n"
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_PIPE_COLUMNS = 200  # width of a pipe; rich would use 80
+_PIPE_COLUMNS = 200  # width of a pipe. rich would use 80
 _PIPED_PROSE_COLUMNS = 100  # wider text is hard to read in a log or an email
 _PROSE_COLUMNS = 30  # narrower columns of text are hard to read
 
@@ -32,14 +32,14 @@ class Stopped(SystemExit):
 
 
 class OutputStream(io.TextIOWrapper):
-    """Replacement of Python's stdout or stderr, so that all writers, including rich and --help, fail in the same way.
+    """Replacement of Python's stdout or stderr. All writers, including rich and --help, then fail in the same way.
 
     After the first error all output is discarded.
 
     Raises:
         StoreError: stdout cannot be written to, for example because the disk is full. Errors of stderr are ignored:
             there is no way to report them.
-        SystemExit: the reader has closed the pipe; the code is `CLOSED_PIPE`.
+        SystemExit: the reader has closed the pipe. The code is `CLOSED_PIPE`.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:
@@ -123,7 +123,7 @@ def _report(kind: type[Exception], message: str, as_json: bool) -> None:
 
 @contextmanager
 def _logging(as_lines: bool) -> Iterator[None]:
-    """Show tpufeed's warnings. Silence other packages, which log with traces the errors that we handle."""
+    """Show tpufeed's warnings. Silence other packages: they log with traces the errors that we handle."""
     # If the root logger has no handler, Python prints the warnings of other packages with its handler of last resort.
     logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
     ours, handler = logging.getLogger("tpufeed"), _Handler(as_lines)
@@ -169,13 +169,13 @@ def echo_error(text: object) -> None:
 
 
 def warn(message: str) -> None:
-    """Print a warning to stderr; it does not change the exit code."""
+    """Print a warning to stderr. It does not change the exit code."""
     echo_error(f"warning: {message}")
 
 
 @contextmanager
 def status(verb: str) -> Iterator[Callable[[str], None]]:
-    """Show a status line, for work without progress; it only appears on a terminal."""
+    """Show a status line, for work without progress. It only appears on a terminal."""
     if not is_live():
         yield lambda _: None
         return
@@ -199,7 +199,7 @@ def print_table(
         title: the line above the table.
         columns: names of the columns.
         rows: cells of each row.
-        texts: numbers of the columns with text; the other columns have figures.
+        texts: numbers of the columns with text. The other columns have figures.
         prose: True if the last column is text that may be wrapped.
     """
     from rich.box import SIMPLE
@@ -233,7 +233,7 @@ def print_table(
 
 
 def find_own_modules() -> None:
-    """Let --op find functions in the current folder, as with `python -m`; it comes last, so that it hides no module."""
+    """Let --op find functions in the current folder, as with `python -m`. It comes last and hides no module."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)

@@ -65,7 +65,7 @@ def doctor_command(
     as_json: flags.AsJson = False,
     report: flags.Report = None,
 ) -> None:
-    """Say how fast this host can feed a TPU, how fast that has to be, which stage binds, and what to do next.
+    """Report how fast this host can feed a TPU, how fast that has to be, the bottleneck, and what to do next.
 
     The stages are measured on this host, and the idle time is predicted from that.
 
@@ -86,7 +86,7 @@ def doctor_command(
         check_report_path(report)
     logger = logging.getLogger("tpufeed.adapters")
     level = logger.level
-    # Otherwise each measurement warns about the same bad records; the diagnosis has a note about them.
+    # Otherwise each measurement warns about the same bad records. The diagnosis has a note about them.
     logger.setLevel(logging.ERROR)
     try:
         with status("measuring") as tell:
