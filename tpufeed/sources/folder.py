@@ -172,7 +172,7 @@ def _iter_unread(store: Store, files: dict[str, list[str]]) -> Iterator[str]:
         )
     if files:
         yield (
-            f"files like {show([first for first, *_ in files.values()])} are not read. If they have labels or boxes of "
+            f"files like {format_names([first for first, *_ in files.values()])} are not read. If they have labels or boxes of "
             "the images, give them instead of the folder: docs/shard.md has the command for each kind"
         )
 
