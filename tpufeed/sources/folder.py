@@ -171,8 +171,9 @@ def _iter_unread(store: Store, files: dict[str, list[str]]) -> Iterator[str]:
             f"files: tar --sort=name -cf captions.tar -C {folder} . && tpufeed shard captions.tar DST --label none"
         )
     if files:
+        names = format_names([first for first, *_ in files.values()])
         yield (
-            f"files like {format_names([first for first, *_ in files.values()])} are not read. If they have labels or boxes of "
+            f"files like {names} are not read. If they have labels or boxes of "
             "the images, give them instead of the folder: docs/shard.md has the command for each kind"
         )
 
