@@ -19,7 +19,7 @@ import numpy as np
 from tpufeed.builds.item import Item
 from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sources.boxes import FlipPairs
-from tpufeed.sources.coco_folders import find_images, parse_named, stats
+from tpufeed.sources.coco_folders import find_images, find_splits, parse_named, stats
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.outlines import coco_outlines
@@ -27,6 +27,7 @@ from tpufeed.sources.source import (
     BOXES,
     KEYPOINTS,
     Contents,
+    Folder,
     Found,
     Place,
     Source,
@@ -326,6 +327,10 @@ class CocoSource(Source):
     what, suffixes, has_outlines = "COCO's JSON", (".json",), True
     labels_from, splits_from = "the categories of its boxes", "a file for each"
 
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:
+        return find_splits(folder)
+
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
             raise OptionError(
@@ -349,12 +354,12 @@ class CocoSource(Source):
             coco.split = each.split
             cocos.append(coco)
         bases = [coco.base for coco in cocos]
-        if place.is_folder and self.splits and bases[0].startswith(f"{place.store.url.rstrip('/')}/"):
+        if place.folder and self.splits and bases[0].startswith(f"{place.store.url.rstrip('/')}/"):
             bases.append(posixpath.dirname(bases[0]))  # so that paths stay when a second split comes
         self.base = _common_base(bases)
-        self.images_from = "" if place.is_folder else self.base
+        self.images_from = "" if place.folder else self.base
         self._notes = [*place.notes, *itertools.chain.from_iterable(coco.notes for coco in cocos)]
-        if place.is_folder:
+        if place.folder:
             found = (f"{coco.where} with the images in {coco.base}" for coco in cocos)
             way = "--split-by folder takes it as folders of images"
             self._notes.insert(0, f"{place.store.url} is taken as COCO: {'; '.join(found)}. {way}")

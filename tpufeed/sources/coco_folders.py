@@ -10,7 +10,7 @@ from pathlib import Path
 from tpufeed.dataset.naming import SPLIT_OF_WORD, check_split_name, splits_mentioned
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.sources.inputs import Files
-from tpufeed.sources.source import Place, is_hidden, listing, parent_of, resolve
+from tpufeed.sources.source import Folder, Place, is_hidden, listing, parent_of, resolve
 from tpufeed.storage.store import ObjectInfo, Store, open_store
 
 _TRIED_IMAGES = 16
@@ -49,48 +49,48 @@ def named_splits(url: str) -> list[tuple[str, Store, str]]:
     return [(split, open_store(folder or slash or "."), name) for split, folder, slash, name in places]
 
 
-def find_splits(store: Store) -> tuple[list[Place], str]:
-    """Return the COCO files of a folder that Roboflow, CVAT or COCO itself made, and a note on splits without one.
+def find_splits(folder: Folder) -> Place | None:
+    """Return the place of the COCO files in a folder that Roboflow, CVAT or COCO itself made.
 
     Roboflow's folders of splits hold `_annotations.coco.json` beside the images. Others have `annotations` with
-    `instances_train2017.json` and so on, beside folders of images. No files are returned if a folder may be a class.
+    `instances_train2017.json` and so on, beside folders of images. Returns None if a folder may be a class.
     """
+    store, folders = folder.store, folder.folders
     if "::" in store.url:  # folders in a zip have URLs of another form
-        return [], ""
-    with listing():
-        folders = sorted(name for name in store.iter_folders() if not is_hidden(name))
-        if folders and all(name.lower() in SPLIT_OF_WORD for name in folders):
-            infos = {name: store.stat(f"{name}/{_ROBOFLOW}") for name in folders}
-            files = [(SPLIT_OF_WORD[name.lower()], info) for name, info in infos.items() if info is not None]
-            missing = [name for name, info in infos.items() if info is None]
-            note = f"{', '.join(missing)} in {store.url} has no {_ROBOFLOW}, and is left out" if missing else ""
-            return _places(store, files), note if files else ""
-        others = (
-            re.sub("[0-9_]", "", name.lower()).removesuffix("s") for name in folders if not splits_mentioned([name])
-        )
-        if "annotations" not in folders or not _BESIDE.issuperset(others):
-            return [], ""
-        objects = store.iter_objects("annotations")
-        named = [(match[1], info) for info in objects if (match := _INSTANCES.fullmatch(info.name))]
-        inside = [f"images/{name}" for name in open_store(posixpath.join(store.url, "images")).iter_folders()]
+        return None
+    if folders and all(name.lower() in SPLIT_OF_WORD for name in folders):
+        infos = {name: store.stat(f"{name}/{_ROBOFLOW}") for name in folders}
+        files = [(SPLIT_OF_WORD[name.lower()], info) for name, info in infos.items() if info is not None]
+        missing = [name for name, info in infos.items() if info is None]
+        note = f"{', '.join(missing)} in {store.url} has no {_ROBOFLOW}, and is left out" if missing else ""
+        return _place_of(folder, files, note)
+    others = (re.sub("[0-9_]", "", name.lower()).removesuffix("s") for name in folders if not splits_mentioned([name]))
+    if "annotations" not in folders or not _BESIDE.issuperset(others):
+        return None
+    objects = store.iter_objects("annotations")
+    named = [(match[1], info) for info in objects if (match := _INSTANCES.fullmatch(info.name))]
+    inside = [f"images/{name}" for name in open_store(posixpath.join(store.url, "images")).iter_folders()]
     splits = [said.pop() if len(said := splits_mentioned([name])) == 1 else None for name, _ in named]
     if len(named) > 1 and (None in splits or len(set(splits)) < len(named)):
-        return [], ""
+        return None
     # Ultralytics' archive has the annotations of val only.
     missing = [
         name for name in (*folders, *sorted(inside)) if None not in splits and splits_mentioned([name]) - {*splits}
     ]
     note = f"{', '.join(missing)} in {store.url}: there is no annotations/instances_*.json of that name; left out"
-    return _places(store, list(zip(splits, (info for _, info in named), strict=True))), note if missing else ""
+    places = list(zip(splits, (info for _, info in named), strict=True))
+    return _place_of(folder, places, note if missing else "")
 
 
-def _places(store: Store, files: Sequence[tuple[str | None, ObjectInfo]]) -> list[Place]:
-    """Return a place for each file, in its own folder."""
-    places = []
+def _place_of(folder: Folder, files: Sequence[tuple[str | None, ObjectInfo]], note: str) -> Place | None:
+    """Return the place of some files, with a part for each in its own folder; None if there are none."""
+    parts = list[Place]()
     for split, info in sorted(files, key=lambda file: file[1].name):
-        folder, _, name = info.name.rpartition("/")
-        places.append(Place(open_store(posixpath.join(store.url, folder)), [replace(info, name=name)], split=split))
-    return places
+        inner, _, name = info.name.rpartition("/")
+        store = open_store(posixpath.join(folder.store.url, inner))
+        parts.append(Place(store, [replace(info, name=name)], split=split, why=f"it has {name}"))
+    notes = [note] if note else []
+    return Place(folder.store, (), folder, parts=parts, notes=notes, why=parts[0].why) if parts else None
 
 
 def find_images(where: str, names: Sequence[str], store: Store, folder: str | None) -> Store:

@@ -26,7 +26,18 @@ from tpufeed.sources.inputs import Files
 from tpufeed.sources.labels import are_renamed
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.row_groups import chunk_of, iter_leaf, open_parquet, parquet_errors
-from tpufeed.sources.source import Contents, Found, Place, Source, listing, name_of_row
+from tpufeed.sources.source import (
+    ARROW,
+    PARQUET,
+    Contents,
+    Folder,
+    Found,
+    Place,
+    Source,
+    is_hidden,
+    listing,
+    name_of_row,
+)
 from tpufeed.sources.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -42,8 +53,7 @@ from tpufeed.sources.table import (
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Store
 
-PARQUET, ARROW = ".parquet", ".arrow"
-SAVED = _SAVED, _DICT = "state.json", "dataset_dict.json"
+_SAVED_BY = _SAVED, _DICT = "state.json", "dataset_dict.json"
 _SHOWN = 5
 _SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -172,9 +182,17 @@ class ColumnarSource(Source):
     what = "files with the images in a column"
     suffixes, numbers_rows = (ARROW, PARQUET), True
 
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:
+        """Return the place of the files of rows in a folder without images."""
+        files = [info for info in folder.imageless if not is_hidden(info.name)]
+        rows = [info for info in files if info.name.lower().endswith(cls.suffixes)]
+        saved = [info for info in files if posixpath.basename(info.name) in _SAVED_BY]  # what `save_to_disk` adds
+        return folder.place([*rows, *saved] if rows else [], "it has files of rows and no images")
+
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store = place.store
-        files = find_files(store, place.files) if place.is_folder else with_splits(place.files)
+        files = find_files(store, place.files) if place.folder else with_splits(place.files)
         if options.split_by == "folder":
             raise OptionError("Parquet and Arrow files have no folders to split by; name one of their columns")
         unsaid = next((info.name for info, split in files if split is None), None)

@@ -20,6 +20,7 @@ from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.source import (
     IMAGE_SUFFIXES,
+    Folder,
     Found,
     Place,
     Source,
@@ -49,8 +50,14 @@ class FolderSource(Source):
     what, has_values, labels_are_names = "folder of images", False, True
     splits_from = "the first folders"
 
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:
+        """Return the place of any folder."""
+        why = "it has no metadata, and no annotations in the layout of COCO, YOLO or Pascal VOC"
+        return Place(folder.store, (), folder, why=why)
+
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        store, label = place.store, options.label
+        store, label, self._folder = place.store, options.label, place.folder or Folder(place.store)
         if options.image_columns:
             raise OptionError("image columns are for tables and tars; for a folder of images pass --masks DIR")
         if options.image is not None:
@@ -64,13 +71,13 @@ class FolderSource(Source):
             )
         if options.split_by not in (None, "folder"):
             raise OptionError(f"a folder is split by 'folder' or by shares; it has no column {options.split_by!r}")
-        split_folders = options.split_by == "folder" or has_split_folders(store)
+        split_folders = options.split_by == "folder" or has_split_folders(self._folder)
         if split_folders and options.split_shares is not None and label != "none":
             raise OptionError(
                 f"{store.url} has a folder for each split, which `splits` would turn into classes; leave splits out "
                 "to keep them, or give the folder of one split only"
             )
-        self._store, self._place, self._options, self.base = store, place, options, store.url
+        self._store, self._options, self.base = store, options, store.url
         self.splits = split_folders and options.split_shares is None
         place_of_class = "innermost" if label == PARENT else "second" if self.splits else "first"
         self.labels_from = f"the {place_of_class} folders"
@@ -82,9 +89,8 @@ class FolderSource(Source):
         self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()
         images, classed, unread = 0, 0, dict[str, list[str]]()  # a few files of annotations of each ending
         has_tfrecords, beside = False, list[str]()
-        objects, self._place.objects = self._place.objects, store.iter_objects()  # for another reading
         with nullcontext() if masks is None else _open_masks(masks, store, found) as add_mask, listing():
-            for info in objects:
+            for info in self._folder.iter_objects():
                 if not is_image_name(info.name):
                     count_ending(found.ignored_files, info.name)
                     if info.name.lower().endswith(_OF_ANNOTATIONS) and not is_hidden(info.name):
@@ -178,14 +184,13 @@ def _iter_unread(store: Store, files: dict[str, list[str]]) -> Iterator[str]:
         )
 
 
-def has_split_folders(store: Store) -> bool:
+def has_split_folders(folder: Folder) -> bool:
     """Return true if all folders right below that hold images have names of splits, one of them like train."""
     with listing():
-        names = list(store.iter_folders())
+        names = folder.folders
         splits = {name: SPLIT_OF_WORD[said[1].lower()] for name in names if (said := SPLIT_NAME.fullmatch(name))}
-        others = (name for name in names if name not in splits and not is_hidden(name))
         return "train" in splits.values() and not any(
-            is_image_name(info.name) for name in others for info in store.iter_objects(name)
+            is_image_name(info.name) for name in names if name not in splits for info in folder.store.iter_objects(name)
         )
 
 

@@ -17,9 +17,9 @@ from tpufeed.sources.folder import SPLIT_NAME, has_split_folders
 from tpufeed.sources.grouped import Rows, open_groups
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.source import Contents, Found, Place, is_image_name, listing
+from tpufeed.sources.source import Contents, Folder, Found, Place, is_image_name, listing
 from tpufeed.sources.table import ROWS_AT_ONCE, Change, Record, Row, TableColumns, TableSource, iter_head
-from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.storage.store import ObjectInfo
 from tpufeed.text import format_names
 
 _IMAGE = "file_name"
@@ -28,17 +28,17 @@ _BOX = 4
 _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "category_id", "name")
 
 
-def find_metadata(store: Store) -> list[ObjectInfo]:
-    """Return the metadata files of a folder of images: in it, or in its folders of splits.
+class ImageFolderSource(TableSource):
+    """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
 
-    Raises:
-        OptionError: a folder has several.
-        SourceError: they cannot be looked up.
-    """
-    found = list[ObjectInfo]()
-    with listing():
-        for folder in ("", *sorted(filter(SPLIT_NAME.fullmatch, store.iter_folders()))):
-            infos = [store.stat(posixpath.join(folder, name)) for name in _NAMES]
+    what, groups = "folder of images with metadata", False
+
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:
+        """Return the place of the metadata files in a folder of images, or in its folders of splits."""
+        store, found = folder.store, list[ObjectInfo]()
+        for inner in ("", *filter(SPLIT_NAME.fullmatch, folder.folders)):
+            infos = [store.stat(posixpath.join(inner, name)) for name in _NAMES]
             there = [info for info in infos if info is not None]
             if len(there) > 1:
                 raise OptionError(
@@ -46,16 +46,11 @@ def find_metadata(store: Store) -> list[ObjectInfo]:
                     f"to read: {store.url}/{there[0].name}"
                 )
             found += there
-    return found
-
-
-class ImageFolderSource(TableSource):
-    """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
-
-    what, groups = "folder of images with metadata", False
+        return folder.place(found)
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        if options.splits is None and options.split_by is None and has_split_folders(place.store):
+        folder = place.folder or Folder(place.store)
+        if options.splits is None and options.split_by is None and has_split_folders(folder):
             options = dataclasses.replace(options, split_by="folder")
         super().__init__(place, options)
         heads = {

@@ -1,8 +1,6 @@
 """Find out which kind of raw images a URL names."""
 
 import fnmatch
-import itertools
-import posixpath
 import re
 import shlex
 from pathlib import Path
@@ -11,25 +9,34 @@ from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name, unpac
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sources import columnar
 from tpufeed.sources.coco import CocoSource
-from tpufeed.sources.coco_folders import find_splits, named_splits
+from tpufeed.sources.coco_folders import named_splits
 from tpufeed.sources.columnar import ColumnarSource
 from tpufeed.sources.folder import FolderSource
 from tpufeed.sources.grouped import GroupedSource
-from tpufeed.sources.imagefolder import ImageFolderSource, find_metadata
+from tpufeed.sources.imagefolder import ImageFolderSource
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.outlines import import_pycocotools
-from tpufeed.sources.source import Place, Source, is_hidden, is_image_name, listing
+from tpufeed.sources.source import PARQUET, Folder, Place, Source, listing
 from tpufeed.sources.table import TableSource
 from tpufeed.sources.tars import TarSource
-from tpufeed.sources.voc import VocSource, find_annotations
-from tpufeed.sources.yolo import YoloSource, find_yaml
+from tpufeed.sources.voc import VocSource
+from tpufeed.sources.yolo import YoloSource
 from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.store import ObjectInfo, Store, file_path, open_store, url_scheme
 
-# Kinds of files by their endings; a .parquet without images is a table.
-_KINDS: tuple[type[Source], ...] = (TarSource, ColumnarSource, CocoSource, TableSource, YoloSource, VocSource)
+# The first kind that claims a folder has it, and the first with a file's suffix reads the file. A .parquet without
+# images is a table.
+_KINDS: tuple[type[Source], ...] = (
+    YoloSource,
+    VocSource,
+    TarSource,
+    ColumnarSource,
+    TableSource,
+    ImageFolderSource,
+    CocoSource,
+    FolderSource,
+)
 _SUFFIXES = tuple(suffix for kind in _KINDS for suffix in kind.suffixes)
-_MOST_PEEKED = 10_000
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|(csv|tsv|jsonl|ndjson)\.(gz|bz2|xz|zst)|zip)$", re.IGNORECASE)
 _BRACES = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
 _MOST_FILES = 10**6
@@ -60,7 +67,7 @@ def find_source(url: str, options: ShardOptions) -> Source:
         kind = GroupedSource
     if options.outlines is not None:
         if not kind.has_outlines:
-            kinds = ", ".join(each.__name__.removesuffix("Source") for each in _KINDS if each.has_outlines)
+            kinds = ", ".join(each.what for each in _KINDS if each.has_outlines)
             raise OptionError(
                 f"{url} has no outlines of objects; sources of these kinds have them: {kinds}. For files of masks pass "
                 "--masks DIR, or --image-column mask=COLUMN:mask"
@@ -80,61 +87,18 @@ def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
         store, pattern = named
         files = find_files(store, pattern)
         kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
-        is_table = pattern.lower().endswith(columnar.PARQUET) and not columnar.has_images(store, files[0].name)
+        is_table = pattern.lower().endswith(PARQUET) and not columnar.has_images(store, files[0].name)
         why = f"named {pattern}" + (", which holds no images itself" if is_table else "")
         return TableSource if is_table else kind, Place(store, files, why=why)
     store = open_store(url)
     with listing():
         if url_scheme(store.url) == "file" and not is_folder(store.url):
             raise _no_folder(store.url)
-        kind, place = _peek(store)
-        if kind is FolderSource and options.masks is None:
-            if metadata := find_metadata(store):
-                return ImageFolderSource, Place(store, metadata, is_folder=True, why=f"it has {metadata[0].name}")
-            parts, note = ([], "") if options.split_by == "folder" else find_splits(store)
-            if parts:
-                notes, why = [note] if note else [], f"it has {parts[0].files[0].name}"
-                return CocoSource, Place(store, (), is_folder=True, parts=parts, notes=notes, why=why)
-    return kind, place
-
-
-def _peek(store: Store) -> tuple[type[Source], Place]:
-    """Return the kind of a folder: tars or files of rows if it holds these and no images, else a folder of images.
-
-    A folder with a data.yaml of YOLO, or with Pascal VOC's folders, is of these. Tars in subfolders do not count: so a
-    folder of class folders is not listed to its end.
-    """
-    objects, drawn, tars, rows = store.iter_objects(), list[ObjectInfo](), list[ObjectInfo](), list[ObjectInfo]()
-    first = list(itertools.islice(objects, 1))  # an error of access is that of the listing, and comes once
-    if files := find_yaml(store):
-        return YoloSource, Place(store, files, is_folder=True, why=f"it has {files[0].name}")
-    if files := find_annotations(store):
-        return VocSource, Place(store, files, is_folder=True, why=f"it has {files[0].name}")
-    is_flat: bool | None = None
-    has_rows = False  # and not only the JSON that `save_to_disk` puts beside them
-    for info in itertools.chain(first, objects):
-        drawn.append(info)
-        name = info.name.lower()
-        if is_image_name(name):
-            break
-        if is_flat is None:
-            is_flat = all(map(is_hidden, store.iter_folders()))
-        if name.endswith(TarSource.suffixes) and is_flat and "/" not in name:
-            tars.append(info)
-        is_rows = name.endswith(ColumnarSource.suffixes)
-        if (is_rows or posixpath.basename(info.name) in columnar.SAVED) and not is_hidden(name):
-            rows.append(info)
-            has_rows = has_rows or is_rows
-        if len(drawn) >= _MOST_PEEKED and not (is_flat or rows):
-            break
-    else:
-        if tars:
-            why = "it has tars and no images"
-            return TarSource, Place(store, sorted(tars, key=lambda info: info.name), why=why)
-        if has_rows:
-            return ColumnarSource, Place(store, rows, is_folder=True, why="it has files of rows and no images")
-    why = "it has no metadata, and no annotations in the layout of COCO, YOLO or Pascal VOC"
-    return FolderSource, Place(store, (), itertools.chain(drawn, objects), why=why)
+        # Masks are for folders of images without metadata, and folders as splits for those without annotations.
+        other = {CocoSource, ImageFolderSource} if options.masks is not None else set[type[Source]]()
+        other |= {CocoSource} if options.split_by == "folder" else set()
+        folder, kinds = Folder(store), (kind for kind in _KINDS if kind not in other)
+        return next((kind, place) for kind in kinds if (place := kind.claim(folder)))
 
 
 def named_files(url: str) -> tuple[Store, str] | None:

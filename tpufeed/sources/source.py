@@ -1,5 +1,6 @@
 """The Protocol of all kinds of source: each lists items, and describes as data what its samples hold."""
 
+import itertools
 import math
 import os
 import posixpath
@@ -8,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from tpufeed.builds.item import Item, Labels
@@ -26,6 +27,8 @@ MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
 _SAID = 40  # characters of a value in a message
 _ROW_DIGITS = 9  # so that names sort as rows
+_MOST_LOOKED_AT = 10_000  # files of a folder, before it is taken for one with images
+PARQUET, ARROW = ".parquet", ".arrow"
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
@@ -94,14 +97,51 @@ class Contents(NamedTuple):
         )
 
 
+class Folder:
+    """A folder that the user named: all kinds of source look at one listing of it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self._objects = store, store.iter_objects()
+        self._first = list(itertools.islice(self._objects, 1))  # an error of access is that of the listing
+
+    @cached_property
+    def folders(self) -> list[str]:
+        """Names of the folders right below, sorted, without hidden ones."""
+        return sorted(name for name in self.store.iter_folders() if not is_hidden(name))
+
+    @cached_property
+    def imageless(self) -> list[ObjectInfo]:
+        """All files below, if no image is among them; else an empty list.
+
+        Class folders are not listed to their end: of 10,000 files in subfolders one has to hold rows.
+        """
+        while not self._first or not is_image_name(self._first[-1].name):
+            has_rows = (info.name.lower().endswith((PARQUET, ARROW)) for info in self._first)
+            if len(self._first) == _MOST_LOOKED_AT and self.folders and not any(has_rows):
+                break
+            if (info := next(self._objects, None)) is None:
+                return self._first
+            self._first.append(info)
+        return []
+
+    def iter_objects(self) -> Iterator[ObjectInfo]:
+        """Yield all files below. The first reading continues the listing that kinds have looked at."""
+        first, objects = self._first, self._objects
+        self._first, self._objects = [], self.store.iter_objects()
+        return itertools.chain(first, objects)
+
+    def place(self, files: Sequence[ObjectInfo], why: str = "") -> "Place | None":
+        """Return the place of some of its files; None if there are none."""
+        return Place(self.store, files, self, why=why or f"it has {files[0].name}") if files else None
+
+
 @dataclass(slots=True)
 class Place:
     """The place of a source: a folder, or files in one."""
 
     store: Store  # the folder
-    files: Sequence[ObjectInfo]  # that the user named, or that were found in the folder
-    objects: Iterable[ObjectInfo] = ()  # all in a folder of images; they can be read once
-    is_folder: bool = False  # the user named the folder, and `files` are all that it has
+    files: Sequence[ObjectInfo]  # that the user named, or that were found in `folder`
+    folder: Folder | None = None  # that the user named
     split: str | None = None  # of all that it holds
     parts: Sequence["Place"] = ()  # places of several splits, each with a file
     why: str = ""  # it is of its kind, for people
@@ -137,6 +177,16 @@ class Source(Protocol):
             OptionError: this kind does not take an option, or the place is ambiguous.
             SourceError: it cannot be read.
         """
+
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:  # noqa: ARG003  # most kinds of files claim none
+        """Return the place in a folder of this kind; None if it is of another kind.
+
+        Raises:
+            OptionError: the folder is ambiguous.
+            StoreError: it cannot be read.
+        """
+        return None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield each item once, and add findings to `found`.

@@ -221,7 +221,7 @@ class TableSource(Source):
     suffixes, spells_files, groups = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), True, True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        if options.split_by == "folder" and not place.is_folder:
+        if options.split_by == "folder" and not place.folder:
             raise OptionError("a table has no folders to split by; name one of its columns")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None

@@ -17,7 +17,7 @@ from tpufeed.dataset.naming import count_ending, splits_mentioned
 from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.source import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Found, Place, Source, listing
+from tpufeed.sources.source import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Folder, Found, Place, Source, listing
 from tpufeed.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo
@@ -41,6 +41,13 @@ class TarSource(Source):
     """
 
     what, suffixes = "WebDataset tars", (".tar",)
+
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:
+        """Return the place of the tars in a folder without images and subfolders."""
+        tars = [info for info in folder.imageless if info.name.lower().endswith(cls.suffixes)]
+        tars = sorted((info for info in tars if "/" not in info.name), key=lambda info: info.name)
+        return None if folder.folders else folder.place(tars, "it has tars and no images")
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by is not None:

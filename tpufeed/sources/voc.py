@@ -18,6 +18,7 @@ from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.source import (
     BOXES,
     Contents,
+    Folder,
     Found,
     Place,
     Source,
@@ -54,29 +55,27 @@ class _Annotation(NamedTuple):
     objects: list[dict[str, str]]  # those within each object, like `bndbox/xmin`
 
 
-def find_annotations(store: Store) -> list[ObjectInfo]:
+def _find_annotations(folder: Folder) -> list[ObjectInfo]:
     """Return the .xml files of a dataset's folder: those in its folder of annotations, if it has one of images as well.
 
     Else those in its folders of splits, if these are all of its folders, with the images beside, as Roboflow has them.
     """
-    with listing():
-        for folder in _ANNOTATIONS:
-            files = (info for info in store.iter_objects(folder) if _is_xml(info.name))
-            if (first := next(files, None)) is not None and _find_folder(store):
-                return sorted([first, *files], key=lambda info: info.name)
-        folders = sorted(name for name in store.iter_folders() if not is_hidden(name))
-        if not folders or not all(name.lower() in SPLIT_OF_WORD for name in folders):
-            return []
-        # Not to the end: images of class folders may be millions, and have no such files.
-        heads = (itertools.islice(store.iter_objects(name), _MOST_PEEKED) for name in folders)
-        found = [info for head in heads for info in head if _is_xml(info.name) and info.name.count("/") == 1]
-        if not found or b"<annotation" not in store.read_range(found[0].name, 0, _HEAD_BYTES):
-            return []
-        infos = (info for name in folders for info in store.iter_objects(name) if _is_xml(info.name))
-        return sorted(infos, key=lambda info: info.name)
+    store, folders = folder.store, folder.folders
+    for name in (name for name in folders if name in _ANNOTATIONS):
+        files = (info for info in store.iter_objects(name) if _is_xml(info.name))
+        if (first := next(files, None)) is not None and _find_folder(store):
+            return [first, *files]
+    if not folders or not all(name.lower() in SPLIT_OF_WORD for name in folders):
+        return []
+    # Not to the end: images of class folders may be millions, and have no such files.
+    heads = (itertools.islice(store.iter_objects(name), _MOST_PEEKED) for name in folders)
+    found = [info for head in heads for info in head if _is_xml(info.name) and info.name.count("/") == 1]
+    if not found or b"<annotation" not in store.read_range(found[0].name, 0, _HEAD_BYTES):
+        return []
+    return [info for name in folders for info in store.iter_objects(name) if _is_xml(info.name)]
 
 
-def find_images(store: Store) -> tuple[Store, str] | None:
+def _find_images(store: Store) -> tuple[Store, str] | None:
     """Return where the images of a folder of .xml files are: a store, and a folder in it; None if nowhere.
 
     They are beside these files, or in a folder like JPEGImages or images, which is beside the files or their folder.
@@ -105,6 +104,10 @@ class VocSource(Source):
     what, suffixes, labels_are_names = "Pascal VOC's XML", (_SUFFIX,), True
     labels_from = "the names of its objects"
 
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:
+        return folder.place(sorted(_find_annotations(folder), key=lambda info: info.name))
+
     def __init__(self, place: Place, options: ShardOptions) -> None:
         check_declares_all(options, "Pascal VOC's .xml", takes=("box_format",))
         if options.box_format not in (None, "xyxy", VOC):
@@ -113,7 +116,7 @@ class VocSource(Source):
             )
         self._labelled = options.label == "auto"
         store, files = place.store, list(place.files)
-        at = (store, _find_folder(store)) if place.is_folder else find_images(store)
+        at = (store, _find_folder(store)) if place.folder else _find_images(store)
         if at is None:
             raise OptionError(
                 f"{store.url}: the images of its {len(files):,} .xml files are not there; expected them beside the "
@@ -123,12 +126,12 @@ class VocSource(Source):
         self.base = self._store.url
         self._files, self._folder = files, files[0].name.partition("/")[0]  # the folder of the files below `base`
         by_folder: dict[str, str] | None = None  # the split of each name, if the files are in folders of splits
-        if place.is_folder and not self._images:
+        if place.folder and not self._images:
             self._folder = ""
             by_folder = {
                 info.name[: -len(_SUFFIX)]: SPLIT_OF_WORD[info.name.partition("/")[0].lower()] for info in files
             }
-        elif not place.is_folder:
+        elif not place.folder:
             self._folder = store.url.removeprefix(self.base).strip("/")
             self._files = [replace(info, name=f"{self._folder}/{info.name}".lstrip("/")) for info in files]
         self._split_of, self._shared = by_folder or {}, dict[str, list[str]]()

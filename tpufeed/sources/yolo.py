@@ -29,6 +29,7 @@ from tpufeed.sources.source import (
     BOXES,
     KEYPOINTS,
     Contents,
+    Folder,
     Found,
     Place,
     Source,
@@ -102,27 +103,21 @@ class _Image(NamedTuple):
     label_info: ObjectInfo | TpufeedError | None
 
 
-def find_yaml(store: Store) -> list[ObjectInfo]:
-    """Return the data.yaml of a folder, if it names images and classes; else an empty list."""
-    with listing():
-        info = store.stat(_NAME)
-        if info is None or not 0 < info.size_bytes <= _MOST_BYTES:
-            return []
-        text = store.read(_NAME).decode("utf-8", "replace")
-    return [info] if is_yolo(text) else []
-
-
-def is_yolo(text: str) -> bool:
-    """Return true for the text of a data.yaml: it names images and classes."""
-    train, val, names = (bool(key.search(text)) for key in _KEYS)
-    return names and (train or val)
-
-
 class YoloSource(Source):
     """The images of a data.yaml with their boxes; an image without a label file is a sample without boxes."""
 
     what, suffixes, has_outlines = "YOLO's data.yaml", (".yaml", ".yml"), True
     labels_from, splits_from = "the names of its boxes' classes", "the keys of the file"
+
+    @classmethod
+    def claim(cls, folder: Folder) -> Place | None:
+        """Return the place of a data.yaml that names images and classes."""
+        info = folder.store.stat(_NAME)
+        if info is None or not 0 < info.size_bytes <= _MOST_BYTES:
+            return None
+        text = folder.store.read(_NAME).decode("utf-8", "replace")
+        train, val, names = (key.search(text) for key in _KEYS)
+        return folder.place([info] if names and (train or val) else [])
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
