@@ -161,24 +161,13 @@ def test_all_that_changes_bytes_stands_in_the_plan():
 
 
 def test_no_option_is_left_out_of_the_plan():
-    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy", "shards", "splits"}
-    keywords -= {
-        "columns",
-        "image_columns",
-        "masks",
-        "group_by",
-        "label_separator",
-        "outlines",
-        "boxes",
-        "box_format",
-        "keypoints",
-        "flip_pairs",
-        "box_columns",
-        "boxes_outside",
-        "names",
-        "keeps_classes",
-    }  # in a plan only if given
-    assert ShardOptions().to_dict().keys() >= keywords | {"splits"}
+    plain = dict.fromkeys(("split_by", "image", "group_by", "box_format", "keypoints", "label"), "xywh")
+    given = plain | {"columns": {"a": "int64"}, "masks": "m", "label_separator": "|", "boxes": "b", "flip_pairs": "1:2"}
+    given |= {"box_columns": ["c"], "boxes_outside": "clip", "names": "kaggle", "keeps_classes": True, "classes": ["x"]}
+    others = ShardOptions(splits="a=1", shards=2).to_dict() | ShardOptions(outlines="instance").to_dict()
+    others |= ShardOptions(image_columns={"d": "e:mask"}, shard_bytes=9).to_dict()
+    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy"}
+    assert (ShardOptions(**given).to_dict() | others).keys() >= keywords
 
 
 @pytest.mark.parametrize(

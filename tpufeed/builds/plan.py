@@ -89,7 +89,6 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     class_names: tuple[str, ...]
     features: tuple[FeatureSpec, ...]
     base: str = ""
-    box_format: str | msgspec.UnsetType = msgspec.UNSET  # that the source declares itself; else it is in `options`
     images: int  # inputs of all tasks, once for each variant
     skipped: int = 0  # inputs of an append that are in the dataset already
     listed: Listed = UNLISTED  # what the source was taken for; a run that continues says it again

@@ -11,12 +11,12 @@ from tpufeed.engines.engine import Engine
 from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Ops
 from tpufeed.options import Count, checked
-from tpufeed.sources.options import ROLES, NameStyle
+from tpufeed.sources.options import OPTIONS, NameStyle
 
 _ELSEWHERE = {
     "presize": "all images of a cache have one size: give size=..., or ops=[...] with one that fixes the size",
     **dict.fromkeys(
-        sorted(ROLES.keys() - {field.name for field in fields(CacheOptions)} - {"presize"}),
+        sorted(OPTIONS.keys() - {field.name for field in fields(CacheOptions)} - {"presize"}),
         "make a dataset of the images with tpufeed.shard first, and warm that",
     ),
 }

@@ -18,11 +18,11 @@ from tpufeed.options import Names, checked
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sources.coco import CocoSource
-from tpufeed.sources.options import POLICIES, ROLES, Role, ShardOptions
+from tpufeed.sources.options import OPTIONS, POLICIES, ShardOptions
 from tpufeed.storage.store import Store
 
 # Stored options that decide no bytes of records.
-_OF_SOURCE = {"command", "source"} | {name for name, role in ROLES.items() if role is not Role.RECORDS}
+_OF_SOURCE = {"command", "source"} | {name for name, option in OPTIONS.items() if "reads" in option.metadata}
 _STORED_OTHERWISE = {"splits", "shards", "policy", "image_columns"}  # in another form than users give them
 
 
@@ -144,14 +144,14 @@ class AppendRecipe(ShardRecipe):
         stored = base.manifest.options
         given = {name: value for name, value in self._given.items() if value is not None}
         left_out = {name.replace("-", "_") for name in self._unset}
-        if unknown := sorted(left_out - (ROLES.keys() - {"keeps_classes"})):
+        if unknown := sorted(left_out - (OPTIONS.keys() - {"keeps_classes"})):
             raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
         if both := sorted(left_out & given.keys()):
             raise OptionError(f"{both[0]} is both given and unset; leave one of them out")
         sources = self.source, str(stored.get("source"))
-        is_of_coco = any(url.lower().endswith(CocoSource.suffixes) for url in sources)
-        places = {Role.PLACE, Role.COCO_PLACE} if is_of_coco else {Role.PLACE}
-        inherited = {name for name, role in ROLES.items() if role not in places} - left_out
+        if any(url.lower().endswith(CocoSource.suffixes) for url in sources):
+            left_out.add("image")  # the folder of the first images
+        inherited = OPTIONS.keys() - left_out
         options: dict[str, Any] = {
             name: stored[name] for name in inherited - _STORED_OTHERWISE if stored.get(name) is not None
         }

@@ -12,7 +12,7 @@ from tpufeed.options import Count, Names, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sources.boxes import Outside
-from tpufeed.sources.options import POLICIES, ROLES, NameStyle, ShardOptions
+from tpufeed.sources.options import OPTIONS, POLICIES, NameStyle, ShardOptions
 from tpufeed.sources.outlines import Outlines
 
 
@@ -159,7 +159,7 @@ def shard(  # noqa: PLR0913  # the public face
         TaskError, BuildError: the work failed; finished work stays, and the same call continues from there.
     """
     given = locals()  # options have the same names here as in `ShardOptions`
-    options = ShardOptions(**{name: given[name] for name in given.keys() & ROLES})
+    options = ShardOptions(**{name: given[name] for name in given.keys() & OPTIONS})
     return run(
         shard_recipe(src, options, append, allow_different),
         dst,

@@ -38,7 +38,7 @@ from tpufeed.sharding.passes import (
     skip_rejected,
 )
 from tpufeed.sharding.standing import StandingDataset
-from tpufeed.sources.boxes import mark_boxes
+from tpufeed.sources.boxes import FORMATS, mark_boxes
 from tpufeed.sources.columns import ColumnTypes, as_text, encode_values, long_as_text
 from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sources.kinds import find_source
@@ -72,7 +72,6 @@ class Inventory:
         listed_classes: of a source of a growing dataset, also those that only inputs in the dataset have.
         features: all features of the records.
         schema: the features that further columns become.
-        box_format: the numbers of boxes in the source, see `boxes.check_format`; None for corners in pixels.
         splits: names of the splits, in the order of the dataset.
         listed: what the source was taken for.
         labelled: inputs have labels.
@@ -129,7 +128,7 @@ class Inventory:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
-        types = ColumnTypes(declared, options.box_columns or ()) if source.has_values or declared else None
+        types = ColumnTypes(declared, options.box_columns or ())
         has_boxes = contents.boxes is not None or contents.keypoints is not None
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
         first_box = ""
@@ -145,11 +144,9 @@ class Inventory:
             lines = []
             for item in chunk:  # one by one: converted values take much more memory than their text
                 _count_labels(item, labels, list_lengths)
-                learnt = item
-                if types is not None:
-                    values, wrong = types.learn(item.values)
-                    if values is not None or wrong is not None:
-                        learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
+                learnt, (values, wrong) = item, types.learn(item.values)
+                if values is not None or wrong is not None:
+                    learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
                 learnt = _with_size(learnt) if has_boxes else learnt
                 first_box = first_box or _format_box(learnt, contents.boxes)
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
@@ -160,10 +157,9 @@ class Inventory:
                 if len(splits) > _MOST_SPLITS:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
         contents = source.contents.merge(options)
-        self.box_format = contents.box_format
         taken = labels
         if standing is not None:
-            skip_known(self, standing, source.numbers_rows)
+            skip_known(self, standing)
             if self.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
                 # What only skipped rows have would become classes and lengths without a sample.
                 taken = self._count_left(types, list_lengths)
@@ -174,9 +170,9 @@ class Inventory:
             *found.notes,
             *source.iter_warnings(found, self.classes.names if self.labelled else None, columns),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
-            *(() if types is None else types.iter_warnings()),
+            *types.iter_warnings(),
             *(() if has_outlines else ("no object has an outline, only a box: all masks are empty",)),
-            *(() if types is None or shares is None or options.splits is not None else types.iter_split_warnings()),
+            *(() if shares is None or options.splits is not None else types.iter_split_warnings()),
         )
         if standing is not None:
             find_corrected(self)
@@ -194,7 +190,7 @@ class Inventory:
             splits=self._format_splits(source),
             columns=further_columns(self.features),
             boxes=contents.boxes or "",
-            box_format=contents.box_format or "xyxy",
+            box_format=contents.box_format or FORMATS[0],
             first_box=first_box,
             images_from=mask_secrets(url_identity(source.images_from)),
             ignored_files=dict(found.ignored_files),
@@ -225,16 +221,15 @@ class Inventory:
             counts[number] += labels[label]
         return {self.listed_classes.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]}
 
-    def _count_left(self, types: ColumnTypes | None, list_lengths: set[int]) -> Counter[Label]:
+    def _count_left(self, types: ColumnTypes, list_lengths: set[int]) -> Counter[Label]:
         """Return the labels of the rows that are left, and let them alone decide the types of columns."""
         labels = Counter[Label]()
         list_lengths.clear()
-        if types is not None:
-            types.forget()
+        types.forget()
         for (line,) in self.query("SELECT item FROM inputs ORDER BY rowid"):
             item = decode_item(line)
             _count_labels(item, labels, list_lengths)
-            if types is not None and (item.values is not None or item.problem is None):
+            if item.values is not None or item.problem is None:
                 types.count(item.values)
         return labels
 
@@ -309,7 +304,7 @@ class Inventory:
         labels: Counter[Label],
         taken: Counter[Label],
         list_lengths: set[int],
-        types: ColumnTypes | None,
+        types: ColumnTypes,
         contents: Contents,
         are_names: bool,
     ) -> None:
@@ -343,8 +338,7 @@ class Inventory:
         own = record_schema(self.labelled, several, contents.boxes)
         if options.names == "kaggle":
             own = kaggle_features(own, len(self.classes.names))
-        columns = () if types is None else types.schema(needs_all=standing is None)
-        features = (*own, *columns, *options.picture_specs)
+        features = (*own, *types.schema(needs_all=standing is None), *options.picture_specs)
         is_square = options.images.presize_px is not None and options.images.presize_mode == "fit"
         are_cut = is_square or options.boxes_outside != "reject"
         pairs = contents.pairs
@@ -352,8 +346,7 @@ class Inventory:
             pairs = standing.flip_pairs if pairs is None else pairs
         elif pairs is not None and contents.keypoints is None:
             raise OptionError("flip_pairs are for keypoints; name the column that holds them: --keypoints COLUMN")
-        if types is not None:  # boxes are columns
-            features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
+        features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
         self.features = kaggle_keys(features) if options.names == "kaggle" else features
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if standing is not None:

@@ -26,13 +26,14 @@ _SAY_SECONDS = 10.0  # between progress lines
 _IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers give no version
 
 
-def skip_known(inventory: "Inventory", standing: StandingDataset, are_rows: bool) -> None:
+def skip_known(inventory: "Inventory", standing: StandingDataset) -> None:
     """Leave out inputs that are in the dataset already, with the same path and the same bytes.
 
-    If `are_rows`, paths are numbers of rows in a file, which may change when the file is written again. So a row also
-    counts as present if an image of the same file has its bytes; each such image matches one row.
+    Paths may be numbers of rows in a file, which may change when the file is written again. So a row also counts as
+    present if an image of the same file has its bytes. Each such image matches one row.
     """
     _list_known(inventory, standing)
+    are_rows = inventory.query("SELECT 1 FROM known WHERE place != '' LIMIT 1").fetchone() is not None
     same = (
         "inputs JOIN known ON known.path = inputs.path "
         "AND (known.bytes = inputs.bytes OR known.bytes IS NULL OR inputs.is_estimate)"

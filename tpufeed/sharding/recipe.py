@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from tpufeed._version import __version__
@@ -63,11 +62,8 @@ class Probed(NamedTuple):
 
 def probe_images(inventory: Inventory) -> list[tuple[Item, Probed | ImageError]]:
     """Process a few images as the build would; return each with what it becomes, or why it cannot be taken."""
-    options = inventory.options
-    make = SampleMaker(
-        inventory.features, inventory.classes.names, options.images, inventory.box_format, options.to_dict()
-    )
-    inputs = inventory.sample(_PROBED_IMAGES)
+    box_format, inputs = inventory.listed.box_format, inventory.sample(_PROBED_IMAGES)
+    make = SampleMaker(inventory.features, inventory.classes.names, inventory.options, box_format)
 
     def probe(item: Item, data: Sequence[bytes]) -> Probed:
         made = make(item, data)
@@ -193,7 +189,7 @@ class ShardRecipe(Recipe):
 
     def context(self, store: Store, plan: Plan) -> ShardContext:
         """Return what all tasks share."""
-        return ShardContext(store.url, plan.header, plan.owner, self.options.images, readable_formats())
+        return ShardContext(store.url, plan.header, plan.owner, self.options, readable_formats())
 
     def conclude(
         self, store: Store, plan: Plan, folder: Path, manifest: Manifest
@@ -287,7 +283,6 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
         class_names=inventory.classes.names,
         features=inventory.features,
         base=inventory.base,
-        box_format=msgspec.UNSET if options.box_format else inventory.box_format or msgspec.UNSET,
         images=inventory.count,
         skipped=inventory.skipped,
         listed=inventory.listed,

@@ -1,10 +1,10 @@
 """Do one task of `shard`: turn the bytes of its inputs' files into records."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tpufeed.builds.commit import Reject
 from tpufeed.builds.digests import REJECTED, TAKEN, UNREAD, image_digest
@@ -18,12 +18,12 @@ from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.header import sniff
 from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.modern import readable_formats
-from tpufeed.images.policy import ImagePolicy, StoredImage, store_image, stored_geometry
+from tpufeed.images.policy import StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sources.boxes import BoxMover
 from tpufeed.sources.columns import decode_values
 from tpufeed.sources.inputs import Files, files_of, iter_taken, place_of
-from tpufeed.sources.options import MASKS
+from tpufeed.sources.options import MASKS, ShardOptions
 from tpufeed.sources.outlines import MaskDrawer
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
@@ -53,7 +53,7 @@ class StoredSample(NamedTuple):
 
 
 class SampleMaker:
-    """Makes samples by a policy and a schema; `box_format` is the source's, `options` are those of the plan.
+    """Makes samples by options and a schema; `box_format` is that of the boxes in the source.
 
     Attributes:
         labelled: samples have labels.
@@ -65,21 +65,19 @@ class SampleMaker:
         self,
         features: Sequence[FeatureSpec],
         class_names: Sequence[str],
-        policy: ImagePolicy,
-        box_format: str | None,
-        options: Mapping[str, Any],
+        options: ShardOptions,
+        box_format: str,
     ) -> None:
         label = next((spec for spec in features if spec.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self.names = [name.encode() for name in class_names]
-        outlines = options.get("outlines")
+        outlines, self._policy = options.outlines, options.images
         self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
         self._columns = [spec for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
-        self._boxes = BoxMover(features, box_format, options.get("boxes_outside", "reject")) if has_boxes else None
+        self._boxes = BoxMover(features, box_format, options.boxes_outside) if has_boxes else None
         is_relative = self._boxes is not None and self._boxes.is_relative
         self._drawer = None if outlines is None else MaskDrawer(outlines, is_relative)
-        self._policy = policy
 
     def features(self, item: Item) -> dict[str, Feature]:
         """Return the features of an input except image, label, sizes, format and further images."""
@@ -160,16 +158,16 @@ class ShardContext(TaskContext):
     """Context that all tasks of a `shard` share.
 
     Attributes:
-        policy: the policy of images.
+        options: the options of the build.
         modern: the formats of `images.modern` that can be read where the build was started.
     """
 
-    policy: ImagePolicy
+    options: ShardOptions
     modern: frozenset[str] = frozenset()
 
     def check(self) -> None:
         """Raise BuildError on a host that would store other bytes than the other hosts of the build."""
-        if self.policy.restart_markers and not CAN_REWRITE:
+        if self.options.images.restart_markers and not CAN_REWRITE:
             raise BuildError(
                 "tpufeed was installed here without its C extension, but this build gives kept JPEGs restart markers. "
                 "Install it from a wheel, or with a C compiler; or begin the build with encode='exact'"
@@ -178,8 +176,7 @@ class ShardContext(TaskContext):
     def write(self, task: Task, output: Output) -> None:
         """Write the images of the task's inputs by the policy."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
-        box_format = header.box_format or header.options.get("box_format")
-        make = SampleMaker(header.features, header.class_names, self.policy, box_format, header.options)
+        make = SampleMaker(header.features, header.class_names, self.options, header.listed.box_format)
         keys = {spec.name: spec.key for spec in header.features}
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
@@ -215,7 +212,7 @@ class ShardContext(TaskContext):
                 entries = encode_entries({keys[name]: value for name, value in rest.items()})
                 writer.add(image.data, ints, entries)
                 output.add(images=1, size=sum(file.bytes for file in files_of(item)), labels=set(labels))
-        if self.policy.restart_markers:
+        if self.options.images.restart_markers:
             output.markers = Markers(rewritten, added_bytes, dict(unmarked))
         output.digests, output.retries = bytes(digests), files.retries
 

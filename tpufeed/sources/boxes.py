@@ -140,15 +140,13 @@ class BoxMover:
         is_relative: their numbers are shares of the image's width and height.
     """
 
-    def __init__(
-        self, features: Sequence[FeatureSpec], box_format: str | None, boxes_outside: Outside = "reject"
-    ) -> None:
+    def __init__(self, features: Sequence[FeatureSpec], box_format: str, boxes_outside: Outside = "reject") -> None:
         self._outside = boxes_outside
         self._boxes = next((spec for spec in features if spec.kind == "boxes"), None)
         self._points = [spec for spec in features if spec.kind == "keypoints"]
         owner = None if self._boxes is None else self._boxes.name
         self._owned = [spec for spec in features if owner is not None and spec.of == owner]
-        self._form, self.is_relative = (FORMATS[0], False) if box_format is None else check_format(box_format)
+        self._form, self.is_relative = check_format(box_format)
 
     def has_any(self, features: Mapping[str, Feature]) -> bool:
         """Return true for a sample with a box or keypoint."""

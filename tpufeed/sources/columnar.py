@@ -180,7 +180,7 @@ class ColumnarSource(Source):
     """The rows of Parquet and Arrow files that hold images."""
 
     what = "files with the images in a column"
-    suffixes, numbers_rows = (ARROW, PARQUET), True
+    suffixes = (ARROW, PARQUET)
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

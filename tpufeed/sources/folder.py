@@ -47,7 +47,7 @@ SPLIT_NAME = re.compile(
 class FolderSource(Source):
     """Images below a folder; masks may be in a parallel one."""
 
-    what, has_values, labels_are_names = "folder of images", False, True
+    what, labels_are_names = "folder of images", True
     splits_from = "the first folders"
 
     @classmethod

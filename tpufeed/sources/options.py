@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from enum import Enum, auto
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -57,16 +56,11 @@ class ImageColumn(NamedTuple):
         return "unreadable" if self.kind == "image" else "bad_mask"
 
 
-class Role(Enum):
-    """The rule by which an append treats an option of the dataset's first build."""
-
-    RECORDS = auto()  # decides the bytes of records: inherited, and another value has to be allowed; the default
-    READING = auto()  # says how to read a source, or how large shards are: inherited, and another value does not matter
-    PLACE = auto()  # names a place of the first source: not inherited, as another source has other places
-    COCO_PLACE = auto()  # as PLACE if the source is COCO's, else as READING
-
-
-_READING = {"role": Role.READING}
+# Options of how to read a source, or of the size of shards: an append may have other values. Other options decide the
+# bytes of records.
+_READING = {"reads": True}
+# Options that plan and manifest hold even if they have their defaults; they have others if these were given.
+_ALWAYS_STORED = frozenset(("hosts", "splits", "split_by", "image", "label", "classes", "seed"))
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
@@ -86,8 +80,7 @@ class ShardOptions:
 
     splits: str | Mapping[str, float] | None = None
     split_by: str | None = field(default=None, metadata=_READING)
-    # A folder of images if the source is COCO's, else a column or a suffix.
-    image: str | None = field(default=None, metadata={"role": Role.COCO_PLACE})
+    image: str | None = field(default=None, metadata=_READING)
     label: str = field(default="auto", metadata=_READING)
     label_separator: str | None = field(default=None, metadata=_READING)
     classes: str | Path | Sequence[str] | None = None
@@ -107,7 +100,7 @@ class ShardOptions:
     policy: Mapping[str, str] | None = None
     columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
-    masks: str | Path | None = field(default=None, metadata={"role": Role.PLACE})
+    masks: str | Path | None = field(default=None, metadata=_READING)
     group_by: str | None = field(default=None, metadata=_READING)
     outlines: Outlines | None = None
     boxes: str | None = field(default=None, metadata=_READING)
@@ -202,40 +195,23 @@ class ShardOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
-        images = self.images.to_dict()
-        further = {  # stored only if given
+        images = {name.removesuffix("_px"): value for name, value in self.images.to_dict().items()}
+        stored = {name: getattr(self, name) for name in OPTIONS if name not in (*images, "policy")}
+        stored |= {  # in another form than they are given
+            "shard_bytes": self.size_bytes if self.shards is None else None,
+            "splits": self.split_shares,
+            "classes": self.class_names,
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
-            "label_separator": self.label_separator,
-            "group_by": self.group_by,
-            "outlines": self.outlines,
-            "boxes": self.boxes,
-            "box_format": self.box_format,
-            "keypoints": self.keypoints,
             "flip_pairs": None if self.pairs is None else format_pairs(self.pairs),
-            "box_columns": None if self.box_columns is None else list(self.box_columns),
-            "boxes_outside": None if self.boxes_outside == "reject" else self.boxes_outside,
-            "names": "kaggle" if self.names == "kaggle" else None,
-            "keeps_classes": self.keeps_classes,
+            "box_columns": list(self.box_columns or ()),
         }
-        return {
-            **({"shard_bytes": self.size_bytes} if self.shards is None else {"shards": self.shards}),
-            "hosts": self.hosts,
-            "splits": self.split_shares,
-            "split_by": self.split_by,
-            "image": self.image,
-            "label": self.label,
-            "classes": self.class_names,
-            "seed": self.seed,
-            **{name.removesuffix("_px"): value for name, value in images.items()},
-            **{name: value for name, value in further.items() if value},
-        }
+        given = {name for name, value in stored.items() if value and value != OPTIONS[name].default}
+        return images | {name: value for name, value in stored.items() if name in given | _ALWAYS_STORED}
 
 
-ROLES: Mapping[str, Role] = {
-    option.name: option.metadata.get("role", Role.RECORDS) for option in fields(ShardOptions) if option.init
-}
+OPTIONS: Mapping[str, Field[Any]] = {option.name: option for option in fields(ShardOptions) if option.init}
 
 
 def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:

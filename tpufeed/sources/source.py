@@ -62,7 +62,7 @@ class Contents(NamedTuple):
     keypoints: str | None = None  # the column of keypoints
     pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
     box_columns: tuple[str, ...] = ()  # columns with a value for each box
-    box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`
+    box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`; None if it is not declared
 
     @classmethod
     def of_boxes(cls, class_names: Iterable[str] | None, columns: Mapping[str, str], **more: Any) -> "Contents":
@@ -153,12 +153,10 @@ class Source(Protocol):
 
     what: ClassVar[str]  # the kind, for people
     suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
-    has_values: ClassVar[bool] = True  # items may have further values, which become columns
     has_outlines: ClassVar[bool] = False  # items may have the outlines of their objects
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
     spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
     groups: ClassVar[bool] = False  # takes `group_by`
-    numbers_rows: ClassVar[bool] = False  # an item's `path` is its row, which may hold another image in a newer file
     base: str  # the URL that the files of items are relative to
     splits: bool = False  # items have splits
     # As the source declares them; `box_columns` and `box_format` may follow while it is listed.
