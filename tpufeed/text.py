@@ -7,9 +7,9 @@ _CHARACTERS = 80  # of a value
 _NAMES = 8
 
 
-def format_value(value: object, most: int = _CHARACTERS) -> str:
-    """Return a value as Python writes it, cut after `most` characters."""
-    return shorten(repr(value), most)
+def format_value(value: object) -> str:
+    """Return a value as Python writes it, shortened if it is long."""
+    return shorten(repr(value))
 
 
 def shorten(text: str, most: int = _CHARACTERS) -> str:

@@ -35,12 +35,10 @@ def test_the_rates_of_tpus_are_the_mfu_they_say(tpu: Any) -> None:
 
 def test_mfu_by_hand() -> None:
     tpu = TPUS["v5e-8"]
-    assert mfu_percent(1000, 197e9, tpu, chips=1) == pytest.approx(100)
     assert mfu_percent(1000, 197e9, tpu) == pytest.approx(12.5)
     assert [mfu_percent(None, 1.0, tpu), mfu_percent(1.0, None, tpu), mfu_percent(1.0, 1.0, None)] == [None] * 3
-    for flops, chips in ((0.0, 1), (1.0, 0)):
-        with pytest.raises(OptionError, match=r"(flops_per_sample|chips) is"):
-            mfu_percent(1.0, flops, tpu, chips)
+    with pytest.raises(OptionError, match="flops_per_sample is"):
+        mfu_percent(1.0, 0.0, tpu)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +62,6 @@ def test_no_two_names_are_the_same_to_people() -> None:
 def test_an_unknown_model_names_the_nearest_and_the_way_out() -> None:
     with pytest.raises(OptionError, match=r"resnet50.*--flops-per-sample"):
         training_flops("resnet51")
-
-
-def test_the_cost_grows_with_the_area() -> None:
-    assert training_flops("resnet50", 448) == pytest.approx(4 * 24.6e9)
-    assert training_flops("efficientnet_b4", 380) == training_flops("efficientnet_b4")
-    with pytest.raises(OptionError, match="not 0"):
-        training_flops("resnet50", 0)
 
 
 def test_families_grow_as_they_should() -> None:

@@ -56,10 +56,10 @@ class NaiveLoader:
     Batches are (uint8 (n, height, width, 3), int64 (n,)). An epoch drops its incomplete last batch.
     """
 
-    def __init__(self, dataset: Dataset, split: str, batch_size: int, seed: int = 0) -> None:
+    def __init__(self, dataset: Dataset, split: str, batch_size: int) -> None:
         self.dataset, self.split, self.batch_size = dataset, split, batch_size
         self._entry = dataset.split(split)
-        self._rng = random.Random(seed)
+        self._rng = random.Random(0)
         self._epoch = 0
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from tpufeed.errors import OptionError
-from tpufeed.options import Count, above, checked
+from tpufeed.options import above, checked
 
 Flops: TypeAlias = Annotated[float, above(0, 1e18)]  # to train on one image
 # A training step is a forward pass and a backward pass, which costs twice as much. A multiply-add is two operations.
@@ -59,24 +59,20 @@ TPUS = {
     )
 }
 
-# Name: (10^9 multiply-adds of a forward pass, side of its images in pixels). torchvision publishes them with its
+# Name: 10^9 multiply-adds of a forward pass on an image of the model's usual size. torchvision publishes them with its
 # weights ("GFLOPS"). ResNet-50's 4.089 is rounded to 4.1: the rates of the TPUs above use 24.6e9 FLOPs per image.
 # mobilenet_v1 and xception, which torchvision lacks, were counted by TensorFlow's profiler on the models of Keras.
 MODELS = {
-    "alexnet": (0.714, 224), "convnext_tiny": (4.456, 224), "convnext_small": (8.684, 224),
-    "convnext_base": (15.355, 224), "convnext_large": (34.361, 224), "densenet121": (2.834, 224),
-    "densenet161": (7.728, 224), "densenet169": (3.36, 224), "densenet201": (4.291, 224),
-    "efficientnet_b0": (0.386, 224), "efficientnet_b1": (0.687, 240), "efficientnet_b2": (1.088, 288),
-    "efficientnet_b3": (1.827, 300), "efficientnet_b4": (4.394, 380), "efficientnet_b5": (10.266, 456),
-    "efficientnet_b6": (19.068, 528), "efficientnet_b7": (37.746, 600), "efficientnet_v2_s": (8.366, 384),
-    "efficientnet_v2_m": (24.582, 480), "efficientnet_v2_l": (56.08, 480), "googlenet": (1.498, 224),
-    "inception_v3": (5.713, 299), "mobilenet_v1": (0.574, 224), "mobilenet_v2": (0.301, 224),
-    "mobilenet_v3_small": (0.057, 224), "mobilenet_v3_large": (0.217, 224), "resnet18": (1.814, 224),
-    "resnet34": (3.664, 224), "resnet50": (4.1, 224), "resnet101": (7.801, 224), "resnet152": (11.514, 224),
-    "resnext50_32x4d": (4.23, 224), "resnext101_32x8d": (16.414, 224), "swin_t": (4.491, 224), "swin_s": (8.741, 224),
-    "swin_b": (15.431, 224), "vgg16": (15.47, 224), "vgg19": (19.632, 224), "vit_b_16": (17.564, 224),
-    "vit_b_32": (4.409, 224), "vit_l_16": (61.555, 224), "vit_l_32": (15.378, 224), "vit_h_14": (167.295, 224),
-    "wide_resnet50_2": (11.398, 224), "wide_resnet101_2": (22.753, 224), "xception": (8.387, 299),
+    "alexnet": 0.714, "convnext_tiny": 4.456, "convnext_small": 8.684, "convnext_base": 15.355,
+    "convnext_large": 34.361, "densenet121": 2.834, "densenet161": 7.728, "densenet169": 3.36, "densenet201": 4.291,
+    "efficientnet_b0": 0.386, "efficientnet_b1": 0.687, "efficientnet_b2": 1.088, "efficientnet_b3": 1.827,
+    "efficientnet_b4": 4.394, "efficientnet_b5": 10.266, "efficientnet_b6": 19.068, "efficientnet_b7": 37.746,
+    "efficientnet_v2_s": 8.366, "efficientnet_v2_m": 24.582, "efficientnet_v2_l": 56.08, "googlenet": 1.498,
+    "inception_v3": 5.713, "mobilenet_v1": 0.574, "mobilenet_v2": 0.301, "mobilenet_v3_small": 0.057,
+    "mobilenet_v3_large": 0.217, "resnet18": 1.814, "resnet34": 3.664, "resnet50": 4.1, "resnet101": 7.801,
+    "resnet152": 11.514, "resnext50_32x4d": 4.23, "resnext101_32x8d": 16.414, "swin_t": 4.491, "swin_s": 8.741,
+    "swin_b": 15.431, "vgg16": 15.47, "vgg19": 19.632, "vit_b_16": 17.564, "vit_b_32": 4.409, "vit_l_16": 61.555,
+    "vit_l_32": 15.378, "vit_h_14": 167.295, "wide_resnet50_2": 11.398, "wide_resnet101_2": 22.753, "xception": 8.387,
 }  # fmt: skip
 
 
@@ -157,35 +153,20 @@ def find_model(name: str) -> str:
         ) from None
 
 
-@checked()
-def training_flops(name: str, side_px: Count | None = None) -> float:
-    """Return the FLOPs to train on one image, forward and backward: 24.6e9 for resnet50.
-
-    Args:
-        name: a model, see `find_model`.
-        side_px: side of square images, by default the model's usual one. The cost is scaled with their area, which is
-            close for convolutions. The attention of a vision transformer grows somewhat faster.
-    """
-    giga_multiply_adds, usual_px = MODELS[find_model(name)]
-    return giga_multiply_adds * 1e9 * _TRAINING_FLOPS * ((side_px or usual_px) / usual_px) ** 2
+def training_flops(name: str) -> float:
+    """Return the FLOPs to train a model on one image of its usual size, forward and backward: 24.6e9 for resnet50."""
+    return MODELS[find_model(name)] * 1e9 * _TRAINING_FLOPS
 
 
 @checked()
-def mfu_percent(
-    images_per_second: float | None, flops_per_sample: Flops | None, tpu: Tpu | None, chips: Count | None = None
-) -> float | None:
-    """Return images per second x FLOPs per image / (peak x chips), in percent, or None if one of them is unknown.
+def mfu_percent(images_per_second: float | None, flops_per_sample: Flops | None, tpu: Tpu | None) -> float | None:
+    """Return images per second x FLOPs per image / (bf16 peak x chips), in percent, or None if one of them is unknown.
 
-    Args:
-        images_per_second: rate of all `chips` together.
-        flops_per_sample: FLOPs to train on one image.
-        tpu: the TPU whose bf16 peak counts.
-        chips: number of chips at work, by default all chips of the TPU's host.
+    The rate is that of all chips of the host together.
     """
     if images_per_second is None or flops_per_sample is None or tpu is None:
         return None
-    at_work = tpu.chips if chips is None else chips
-    return 100 * images_per_second * flops_per_sample / (tpu.peak_tflops * 1e12 * at_work)
+    return 100 * images_per_second * flops_per_sample / (tpu.peak_tflops * 1e12 * tpu.chips)
 
 
 class TpuCounters(NamedTuple):
