@@ -56,7 +56,11 @@ def show_progress(
             None is False: the caller shows it.
         listener: called with the progress.
     """
-    with ProgressLine(verb, False if progress is None and listener is not None else progress) as line:
+    wanted = False if progress is None and listener is not None else progress
+    if find_place(wanted) is None:
+        yield listener or (lambda _: None)
+        return
+    with ProgressLine(verb, wanted) as line:
 
         def listen(work: W) -> None:
             line.update(*work.figures(line.seconds))
