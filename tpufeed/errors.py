@@ -58,8 +58,8 @@ _OF_SIGNATURE = (
 _BESIDE_SIGNATURE = r"(?i)expire[sd]?|expiry|response-.*"
 _BESIDE_SIG = r"(?i)s[eptvrs]|spr|sip|sktid|skoid|sk[tesv]|srt|sdd|s[au]oid|scid|si|rsc[cdelt]|ses"
 _MAYBE_SECRET = r"(?i)key|code|session"  # `?key=photos/1.jpg` names an image, `?key=AIza...` is a secret
-# Characters that move a terminal's cursor or hide text: C0 and C1 except tabs and newlines, and those that change the
-# writing direction.
+# Characters that move a terminal's cursor or hide text: C0 and C1 except tabs and newlines, and characters that change
+# the writing direction.
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 

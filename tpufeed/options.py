@@ -241,7 +241,7 @@ def parse_size(text: str | int) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     unit = None if match is None else _UNITS.get(match.group(2).lower())
     if match is None or unit is None:
-        raise OptionError(f"{text!r} is not a size; write it like 64MB or 128MiB")
+        raise OptionError(f"{text!r} is not a size. Write it like 64MB or 128MiB")
     return int(Decimal(match.group(1)) * unit)  # a float would overflow
 
 

@@ -22,7 +22,7 @@ from tpufeed.errors import (
 
 def test_a_folder_without_records(refused, tmp_path):
     (tmp_path / "a.jpg").touch()
-    refused(NoInputsError, r"no TFRecord files below .* among 1 files \(1 \.jpg\); give the folder")
+    refused(NoInputsError, r"no TFRecord files below .* among 1 files \(1 \.jpg\)\. Give the folder")
     refused(NoInputsError, "the 1 TFRecord files below .* hold no record", [])
     with pytest.raises(NoInputsError, match="among 0 files"):
         tpufeed.adopt(tmp_path / "nowhere")
@@ -41,14 +41,14 @@ def test_a_wrong_key_lists_what_there_is(refused, photo):
         refused(OptionError, f"--{role}-key foo: there is no such feature; {there}", records, **{f"{role}_key": "foo"})
     refused(OptionError, f"--text-key label is of kind int64, not bytes; {there}", text_key="label")
     refused(OptionError, rf"feature 'weight' \(float\) is not an encoded image: .*; {there}", image_key="weight")
-    refused(OptionError, f"the label 'weight' is of kind float; labels are int64.*; {there}", label_key="weight")
+    refused(OptionError, f"the label 'weight' is of kind float. Labels are int64.*; {there}", label_key="weight")
     refused(OptionError, "--image-key none: a dataset needs images", image_key="none")
 
 
 def test_what_is_ambiguous(refused, photo):
     several = [{"left": photo, "right": photo, "n": 1}]
-    refused(OptionError, "the image could be any of left, right; choose with --image-key left or another", several)
-    message = "the label could be any of n, none; choose with --label-key n or another"
+    refused(OptionError, "the image could be any of left, right. Choose with --image-key left or another", several)
+    message = "the label could be any of n, none. Choose with --label-key n or another"
     refused(OptionError, message, image_key="left")
     refused(OptionError, "the label could be any of label, class, none", [{"image": photo, "label": 1, "class": 2}])
 
@@ -57,12 +57,12 @@ def test_splits_without_labels(refused, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "train/0.tfrec", [{"image": photo, "class": 1}])
     write_tfrecords(tmp_path / "test/0.tfrec", [{"image": photo, "id": b"x"}])
     message = (
-        r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing; the record has id, image; adopt without "
+        r"test/0\.tfrec, record 0, byte 0: feature 'class' is missing. The record has id, image; adopt without "
         r"labels \(--label-key none\), or, if all records of some splits have it, adopt these separately "
         r"\(--only SPLIT --to DST\)"
     )
     refused(RecordError, message)
-    refused(OptionError, "has no split 'dev'; the names of its files give test, train", only=["dev"])
+    refused(OptionError, "has no split 'dev'. The names of its files give test, train", only=["dev"])
 
 
 @pytest.mark.uses("tensorflow")
@@ -123,7 +123,7 @@ def test_a_destination_that_is_a_file(refused, photo, tmp_path):
     for target in (tmp_path / "file", tmp_path / "file/below"):
         refused(
             OptionError,
-            "cannot be a dataset's folder: .*file is a file; take another destination",
+            "cannot be a dataset's folder: .*file is a file. Take another destination",
             [{"image": photo}],
             dst=target,
         )
@@ -133,14 +133,14 @@ def test_a_folder_that_cannot_be_written_to(refused, photo, monkeypatch):
     asked = []
     monkeypatch.setattr("os.access", lambda path, _mode: asked.append(path))  # root may write anywhere
     refused(
-        OptionError, r"cannot be written: .*; give another place for manifest and index with --to", [{"image": photo}]
+        OptionError, r"cannot be written: .*. Give another place for manifest and index with --to", [{"image": photo}]
     )
     assert asked
 
 
 def test_names_that_no_manifest_can_hold(refused, photo, tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "new\nline.tfrecord", [{"image": photo}])
-    refused(SourceError, r"'new\\nline\.tfrecord' is not printable UTF-8; rename it")
+    refused(SourceError, r"'new\\nline\.tfrecord' is not printable UTF-8. Rename it")
 
 
 def test_a_link_to_nothing_is_no_empty_shard(refused, photo, tmp_path):

@@ -15,19 +15,19 @@ from tpufeed.errors import (
 def test_records_that_differ_later(refused, photo):
     good = {"image": photo, "label": 1}
     for bad, message in (
-        ({"label": 1}, "feature 'image' is missing; the record has label; choose another with --image-key"),
+        ({"label": 1}, "feature 'image' is missing. The record has label; choose another with --image-key"),
         ({"image": [], "label": 1}, "feature 'image' has 0 values instead of one"),
         ({"image": 7, "label": 1}, "feature 'image' holds 7, not an image"),
-        ({"image": photo}, "feature 'label' is missing; .*--label-key none.* --to DST"),
+        ({"image": photo}, "feature 'label' is missing. .*--label-key none.* --to DST"),
         ({"image": photo, "label": [1, 2]}, "feature 'label' has 2 values instead of one"),
         ({"image": photo, "label": b"cat"}, "feature 'label' is not int64"),
-        ({"image": photo, "label": -1}, "the label 'label' is -1; classes count from 0"),
+        ({"image": photo, "label": -1}, "the label 'label' is -1. Classes count from 0"),
     ):
         refused(RecordError, rf"train\.tfrecord, record 1, byte \d{{5,}}: {message}", [good, bad])
 
 
 def test_labels_that_are_no_classes(refused, photo, tmp_path):
-    message = "the label 'class' is of kind bytes; labels are int64, and turning names into numbers would rewrite"
+    message = "the label 'class' is of kind bytes. Labels are int64, and turning names into numbers would rewrite"
     refused(
         OptionError,
         rf"train\.tfrecord, record 0, byte 0: {message}.*--label-key none",
@@ -50,7 +50,7 @@ def test_labels_that_are_no_classes(refused, photo, tmp_path):
 def test_compressed_shards(refused, photo, tmp_path, write_tfrecords):
     for name in ("x.tfrecord", "y.tfrecord.gz"):
         path = write_tfrecords(tmp_path / name, [{"image": photo}], "GZIP")
-        error = refused(OptionError, rf"{name} is compressed \(gzip\); .* cannot be adopted. First gunzip")
+        error = refused(OptionError, rf"{name} is compressed \(gzip\)\. .* cannot be adopted. First gunzip")
         subprocess.run(re.search(r"mkdir .*", error)[0], shell=True, cwd=tmp_path, check=True)
         path.unlink()
         assert [found.name for found in (tmp_path / "unpacked").iterdir()] == [name.removesuffix(".gz")]
@@ -68,14 +68,14 @@ def test_damage(refused, photo, tmp_path, write_tfrecords):
         path.write_bytes(sound[:-cut])
         refused(RecordError, rf"x\.tfrecord, record 2, byte {2 * second}: truncated")
     path.write_bytes(sound[: second + 7])
-    refused(RecordError, rf"x\.tfrecord, record 1, byte {second}: truncated; 7 bytes are left")
+    refused(RecordError, rf"x\.tfrecord, record 1, byte {second}: truncated: 7 bytes are left")
     for at, message in ((second + 3, "the CRC of the record's length"), (second + 2000, "the CRC of the payload")):
         path.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
         refused(RecordError, rf"x\.tfrecord, record 1, byte {second}: {message}")
     path.write_bytes(b"a text, and no records")
     refused(RecordError, "record 0, byte 0: the CRC of the record's length .*; this is not a TFRecord file")
     path.write_bytes(b"short")
-    refused(RecordError, "record 0, byte 0: truncated; 5 bytes are left")
+    refused(RecordError, "record 0, byte 0: truncated: 5 bytes are left")
 
 
 def test_records_that_are_no_examples(refused, tmp_path):

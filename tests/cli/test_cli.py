@@ -150,7 +150,7 @@ def test_command_lines_that_are_none(arguments, message, run):
 
 
 def test_an_unknown_scheme(refused, photo_folder, tmp_path):
-    message = "foo://bucket/x: nothing opens foo:// URLs; give a local path, gs://"
+    message = "foo://bucket/x: nothing opens foo:// URLs. Give a local path, gs://"
     refused(2, message, "shard", "foo://bucket/x", tmp_path / "d")
     refused(2, message, "shard", photo_folder, "foo://bucket/x")
     refused(2, message, "verify", "foo://bucket/x")
@@ -177,7 +177,7 @@ def test_a_manifest_of_another_version(refused, dataset_url, tmp_path):
         ["verify", tmp_path / "d"],
         ["cache", "warmup", tmp_path / "d", tmp_path / "c"],
     ):
-        refused(1, "version 9; .*version 1", *arguments)
+        refused(1, "version 9, .*version 1", *arguments)
     (tmp_path / "d/manifest.json").write_text("{")
     refused(1, r"manifest\.json: ", "info", tmp_path / "d")
 

@@ -30,13 +30,13 @@ def test_compact_and_prune_say_what_they_did(run, grown):
     first, second = done.stdout.splitlines()
     assert first.startswith("version 4: joined 3 shards to 1;")
     assert second == f"to remove the small shards: tpufeed prune {grown}"
-    assert run("compact", grown).stdout == f"{grown}: nothing to join; it stays at version 4\n"
+    assert run("compact", grown).stdout == f"{grown}: nothing to join. It stays at version 4\n"
     told = run("prune", grown, "--keep", "2", "--dry-run").stdout.splitlines()
     assert told[0].startswith("would remove version 1, 2: ")
-    assert told[0].endswith("; kept: 3, 4")
+    assert told[0].endswith(". Kept: 3, 4")
     assert told[1] == "nothing was changed"
     assert run("prune", grown).stdout.startswith("removed version 1, 2, 3: 10 files, ")
-    assert run("prune", grown).stdout == f"{grown}: nothing to remove; it has version 4\n"
+    assert run("prune", grown).stdout == f"{grown}: nothing to remove. It has version 4\n"
     assert run("verify", grown).returncode == 0
 
 

@@ -140,7 +140,7 @@ def test_the_c_locale(variables, run, photo_folder, tmp_path):
     # In this locale the name is no text, so that no plan can hold it.
     done = run("shard", tmp_path / "größe 猫", tmp_path / "d-größe", PYTHONIOENCODING="ascii", **variables)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is not UTF-8; rename it" in done.stderr
+    assert "is not UTF-8. Rename it" in done.stderr
     code, seen = run_at_terminal("verify", tmp_path / "größe 猫", PYTHONIOENCODING="ascii", **variables)
     assert code == 2
     assert seen.isascii()
@@ -202,7 +202,7 @@ def test_a_limit_of_the_system_is_one_line(capsys):
 
     for error, said in (
         (RuntimeError("can't start new thread"), "error: the system has no room for one more thread. Use fewer"),
-        (OSError(errno.EMFILE, "Too many open files"), "error: too many files are open; the limit is "),
+        (OSError(errno.EMFILE, "Too many open files"), "error: too many files are open. The limit is "),
     ):
         with pytest.raises(SystemExit) as end:
             command(error)

@@ -67,7 +67,7 @@ def test_json_alone_leaves_warnings_to_stderr(run, photo_folder, tmp_path):
     assert (done.returncode, len(report["warnings"])) == (0, 1), done.stderr
     assert done.stderr == "".join(f"warning: {warning}\n" for warning in report["warnings"])
     assert report["warnings"] == [
-        "split train has fewer shards (30) than hosts (64): some hosts read nothing; add images"
+        "split train has fewer shards (30) than hosts (64): some hosts read nothing. Add images"
     ]
 
 
@@ -79,7 +79,7 @@ def test_shards_that_are_too_small_are_warned_of(run, photo_folder, tmp_path):
     ]
     assert len(said) == len(done.stderr.splitlines()) == 2  # no progress where there is no terminal
     assert all(
-        line.endswith("less than 10 MB; fewer and larger ones are read faster: --shard-size 128MB") for line in said
+        line.endswith("less than 10 MB. Fewer and larger ones are read faster: --shard-size 128MB") for line in said
     )
 
 

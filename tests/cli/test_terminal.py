@@ -103,7 +103,7 @@ def test_ctrl_c_ends_with_one_line_or_event_and_the_same_command_goes_on(workers
         print(f"attempt {attempt}: done before it was interrupted")
     else:
         pytest.fail("it was always done before it was interrupted")
-    message = "interrupted; run the same command again to go on from here"
+    message = "interrupted. Run the same command again to continue"
     if workers == 2:
         assert json.loads(said[1].splitlines()[-1]) == {"event": "interrupted", "message": message}
         said = said[0], f"{message}\n"

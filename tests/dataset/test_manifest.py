@@ -100,7 +100,7 @@ def test_round_trip(manifest):
 @pytest.mark.parametrize("version", [0, 2, 99])
 def test_another_version_is_an_error_that_says_what_to_do(version):
     data = {"format": "tpufeed-dataset", "format_version": version, "of the future": [1]}
-    with pytest.raises(ManifestVersionError, match=f"bucket/manifest.json: .*{version}; .*version 1") as e:
+    with pytest.raises(ManifestVersionError, match=f"bucket/manifest.json: .*{version}, .*version 1") as e:
         decode(data)
     assert "Install the tpufeed that wrote it" in str(e.value)
 
@@ -310,9 +310,9 @@ def test_a_damaged_manifest_is_a_manifest_or_a_manifest_error(data):
         (8, 8000, 8, []),
         (0, 0, 4, ["split s is empty"]),
         (3, 3 * 128 * MB, 4, [r"split s has fewer shards \(3\) than hosts \(4\)"]),
-        (100, 100 * MB, 1, [r"split s has 100 shards of 1\.00 MB, less than 10 MB; fewer and larger .*128MB"]),
+        (100, 100 * MB, 1, [r"split s has 100 shards of 1\.00 MB, less than 10 MB. Fewer and larger .*128MB"]),
         (64, 64 * MB, 8, [r"64 shards of 1\.00 MB"]),
-        (2, 5 * GB, 1, [r"shards of 2\.5 GB; smaller ones .*128MB"]),
+        (2, 5 * GB, 1, [r"shards of 2\.5 GB\. Smaller ones .*128MB"]),
         (2, 5 * GB, 4, ["than hosts", r"shards of 2\.5 GB"]),
     ],
 )

@@ -212,7 +212,7 @@ def test_a_tensor_of_another_size(cache_copy):
     edit_manifest(cache_copy, taller)
     damages = damages_of(cache_copy)
     assert len(damages) == 80
-    assert "the image has 3072 bytes; a tensor of (33, 32, 3) takes 3168" in damages[0].message
+    assert "the image has 3072 bytes, but a tensor of (33, 32, 3) takes 3168" in damages[0].message
 
 
 def undecodable(forger, number, record):
@@ -240,7 +240,7 @@ def test_an_image_of_another_size_than_its_record_says(key, copy):
     assert verify(copy).records == 40
     (damage,) = damages_of(copy, decode="100%")
     assert (damage.shard, damage.record, damage.byte) == place
-    assert damage.message.startswith(f"{key} is 7; the image has ")
+    assert damage.message.startswith(f"{key} is 7, but the image has ")
 
 
 def test_a_share_is_the_same_each_time(dataset_url):

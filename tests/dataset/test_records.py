@@ -86,8 +86,8 @@ def _offsets(folder, number):
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("train-00000-of-00007.tfrecord", 0, r"has 0 bytes; the manifest says \d+\. Run: tpufeed verify"),
-        ("train-00000-of-00007.tfrecord", 1000, r"has 1000 bytes; the manifest says"),
+        ("train-00000-of-00007.tfrecord", 0, r"has 0 bytes, but the manifest says \d+\. Run: tpufeed verify"),
+        ("train-00000-of-00007.tfrecord", 1000, r"has 1000 bytes, but the manifest says"),
         ("train-00000-of-00007.tfrecord", None, r"tfrecord: No such file.*Is the dataset complete"),
         ("train.index.npy", 200, r"train\.index\.npy has .* offsets.*tpufeed verify"),
     ],

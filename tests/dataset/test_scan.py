@@ -58,7 +58,7 @@ def test_columns_of_every_kind(table_url):
 
 def test_what_is_no_column_is_named(table_url):
     for name in ("image", "depth", "image/encoded"):
-        with pytest.raises(OptionError, match=f"no column '{name}'; it has .*filename.*speed"):
+        with pytest.raises(OptionError, match=f"no column '{name}'. It has .*filename.*speed"):
             list(iter_columns(tpufeed.open_dataset(table_url), "train", [name]))
 
 

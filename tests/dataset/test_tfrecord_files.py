@@ -99,5 +99,5 @@ def test_order_and_choice():
         "val": ["val/0.tfrec"],
     }
     assert list(sort(*names, wanted=["val", "train"]).splits) == ["val", "train"]
-    with pytest.raises(OptionError, match=r"'dev'; .* test, train, val"):
+    with pytest.raises(OptionError, match=r"'dev'\. .* test, train, val"):
         sort(*names, wanted=["dev"])

@@ -115,7 +115,7 @@ def test_a_shard_cut_between_two_records(records, copy):
     os.truncate(copy / shard.name, offsets[records])
     (damage,) = damages_of(copy)
     assert (damage.shard, damage.record, damage.byte) == (shard.name, records, offsets[records])
-    assert f"{records} records in {offsets[records]} bytes; the manifest says {shard.records}" in damage.message
+    assert f"{records} records in {offsets[records]} bytes, but the manifest says {shard.records}" in damage.message
 
 
 @pytest.mark.parametrize("left", [5, 14, 2000])
@@ -125,7 +125,7 @@ def test_a_shard_cut_within_a_record(lost, left, copy):
     os.truncate(copy / shard.name, start + left)
     (damage,) = damages_of(copy)
     assert (damage.shard, damage.record, damage.byte) == (shard.name, shard.records - lost, start)
-    assert f"truncated; the shard ends at byte {start + left} of {shard.bytes}" in damage.message
+    assert f"truncated: the shard ends at byte {start + left} of {shard.bytes}" in damage.message
     assert ("2 records are lost" in damage.message) == (lost == 2)
 
 
@@ -147,7 +147,7 @@ def test_a_missing_file_is_one_line(name, copy):
     path = copy / (shards_of(copy, "val")[-1].name if name == "shard" else "val.index.npy")
     path.unlink()
     (damage,) = damages_of(copy)
-    assert str(damage) == f"{path.name}: is missing; the manifest names it"
+    assert str(damage) == f"{path.name}: is missing, but the manifest names it"
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["of as many records", "of other counts"])

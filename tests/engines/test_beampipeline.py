@@ -21,7 +21,7 @@ unpack = lazy("tpufeed.engines.beampipeline:unpack")
 
 def test_a_worker_without_tpufeed_is_told_what_to_install():
     report = "Error message from worker: ...\\nModuleNotFoundError: No module named \\'tpufeed\\'\\n [while running]"
-    assert re.match(rf"a worker of Beam has no tpufeed; .* {tpufeed.__version__} on Python", explain(report).message)
+    assert re.match(rf"a worker of Beam has no tpufeed. .* {tpufeed.__version__} on Python", explain(report).message)
 
 
 @pytest.mark.parametrize(

@@ -79,4 +79,4 @@ def test_the_preview_says_what_will_run_it(photo_files, tmp_path):
     words = ["--dry-run", "--engine", "ray", "--ray-address", "head:6379"]
     done = CliRunner().invoke(app, ["shard", str(tmp_path / "photos"), str(tmp_path / "d"), *words])
     assert done.exit_code == 0
-    assert "engine: the Ray cluster at 'head:6379'; its nodes need tpufeed" in done.output
+    assert "engine: the Ray cluster at 'head:6379'. Its nodes need tpufeed" in done.output

@@ -193,7 +193,7 @@ def test_the_command_goes_on_where_ctrl_c_has_stopped_it(cluster, gated, gates, 
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, said
-    assert said[1].splitlines()[-1] == "interrupted; run the same command again to go on from here"
+    assert said[1].splitlines()[-1] == "interrupted. Run the same command again to continue"
     for _, pid in held(gates):
         wait_until(lambda pid=pid: not is_running(pid))  # the command has left the cluster
     gate.unlink()

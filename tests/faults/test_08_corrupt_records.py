@@ -114,7 +114,9 @@ def test_a_shard_that_grew_is_told(copy):
     shard = open_dataset(copy).split("train").variants[0].shards[0]
     data = (copy / shard.name).read_bytes()
     (copy / shard.name).write_bytes(data + encode_header(0) + b"\xd8\xea\x82\xa2")
-    with pytest.raises(TpufeedError, match=f"{shard.name} has {len(data) + 16} bytes; the manifest says {len(data)}"):
+    with pytest.raises(
+        TpufeedError, match=f"{shard.name} has {len(data) + 16} bytes, but the manifest says {len(data)}"
+    ):
         load(copy)
     os.truncate(copy / shard.name, len(data))
     assert load(copy) == list(range(40))

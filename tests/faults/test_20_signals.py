@@ -13,7 +13,7 @@ import pytest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError
 
-GOES_ON = "interrupted; run the same command again to go on from here\n"
+GOES_ON = "interrupted. Run the same command again to continue\n"
 REPORT = r"^os.link .*/c/_tpufeed/reports/"
 
 

@@ -74,7 +74,7 @@ def test_every_op_is_described_by_name_version_and_parameters():
         with pytest.raises(OptionError, match=f"{name} .*'quality'.*{name}\\("):
             from_dict({**described, "quality": 3})
         if kind is not Custom:
-            with pytest.raises(OptionError, match=f"{name} .*version 9; .*version 1"):
+            with pytest.raises(OptionError, match=f"{name} .*version 9, .*version 1"):
                 from_dict({**described, "version": 9})
 
 

@@ -184,7 +184,7 @@ def test_short_side_size_keeps_the_aspect(height, width, side):
     [
         ({"op": "Turn", "version": 1}, "'Turn' is not one of the ops.*CenterCrop, ColorJitter"),
         ({}, "None is not one of the ops"),
-        ({"op": "Resize", "version": 2, "size": 3}, "Resize is of version 2; this tpufeed makes version 1"),
+        ({"op": "Resize", "version": 2, "size": 3}, "Resize is of version 2, but this tpufeed makes version 1"),
         ({"op": "Resize", "size": 3}, "version None"),
         ({"op": "Resize", "version": 1, "size": 3, "filter": "x"}, "no parameters.*filter"),
         ({"op": "Resize", "version": 1}, "size"),

@@ -225,7 +225,7 @@ def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
         (["naive"], {"ops": CROP}, "leave out the ops"),
         (["naive"], {"device_ops": CROP}, "leave out the ops"),
         (["numpy"], {"batch_size": 63}, "has 62 samples, fewer than a batch of 63"),
-        (["numpy"], {"split": "val"}, "has no split 'val'; it has train"),
+        (["numpy"], {"split": "val"}, "has no split 'val'. It has train"),
     ],
 )
 def test_nothing_is_measured_where_something_cannot_be(

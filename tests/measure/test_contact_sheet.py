@@ -47,7 +47,7 @@ def test_the_first_split_is_the_default(dataset_url):
     dataset = open_dataset(dataset_url)
     one, other = make_contact_sheet(dataset), make_contact_sheet(dataset, "train")
     assert not ImageChops.difference(one.image, other.image).getbbox()
-    with pytest.raises(OptionError, match=r"'test'; .*train, val"):
+    with pytest.raises(OptionError, match=r"'test'\. .*train, val"):
         make_contact_sheet(dataset, "test")
 
 

@@ -241,7 +241,7 @@ def die(image, rng):
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"split": "test"}, OptionError, "has no split 'test'; it has"),
+        ({"split": "test"}, OptionError, "has no split 'test'. It has"),
         ({"tpu": "v5e8"}, OptionError, "did you mean v5e-8"),
         ({"model": "resnet5"}, OptionError, "did you mean resnet50"),
         ({"steps": Path("/nowhere/steps.json")}, OptionError, "cannot be read"),

@@ -54,7 +54,7 @@ def test_a_task_at_which_every_worker_is_killed(victim, command, is_whole, tmp_p
     *warnings, error = done.stderr.splitlines()
     assert re.fullmatch(rf"error: {SHARD}: .*SIGKILL.*", error)
     assert len(warnings) == 2
-    assert all(re.fullmatch(rf"warning: {SHARD}: .*SIGKILL; another one starts over.*", each) for each in warnings)
+    assert all(re.fullmatch(rf"warning: {SHARD}: .*SIGKILL. Another one starts over.*", each) for each in warnings)
     assert no_dataset(tmp_path / "d")
     done = command().run_here(tmp_path / "d")
     assert done.returncode == 0, done.stderr

@@ -132,13 +132,11 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     target = source if dst is None else open_store(dst, follow=False)
     path = source.local_path(MANIFEST)
     if path is not None and is_file(path.parent):
-        raise NoInputsError(
-            f"{source.url} is a file; adopt takes the folder: {advised('adopt', str(path.parent.parent))}"
-        )
+        raise NoInputsError(f"{source.url} is a file. Give its folder: {advised('adopt', str(path.parent.parent))}")
     if target.url != source.url and mask_secrets(source.url) != source.url:
         raise OptionError(
-            f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all its readers; "
-            "give the credentials in the environment or configuration of the file system"
+            f"{source.url} holds a password or token, which a manifest elsewhere (--to) would show to all its readers. "
+            "Give the credentials in the environment or configuration of the file system"
         )
     wanted = [split.strip() for split in only.split(",")] if isinstance(only, str) else only
     files = sort_files(source.url, source.iter_objects(), wanted)
@@ -159,9 +157,9 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
         raise NoInputsError(f"the {len(infos)} TFRecord files below {source.url} hold no record")
     keys = choose_keys(told, first)
     if names is not None and keys.label is None:
-        raise OptionError("--classes names the classes of labels, but there are none; name their key with --label-key")
+        raise OptionError("--classes names the classes of labels, but there are none. Name their key with --label-key")
     if boxes_of != "sizes" and not any(OBJECT_XMIN in record.glimpses for record in first):
-        raise OptionError(f"--boxes-of {boxes_of}: no record has boxes ({OBJECT_XMIN}); leave boxes_of out")
+        raise OptionError(f"--boxes-of {boxes_of}: no record has boxes ({OBJECT_XMIN}). Leave boxes_of out")
 
     total, walked = Totals(), WalkProgress(sum(info.size_bytes for info in infos))
     by_split = {split: list[ShardScan]() for split in files.splits}
@@ -206,7 +204,7 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     try:
         target.put(MANIFEST, encode_manifest(manifest))
     except ObjectExistsError as error:
-        raise DatasetExistsError(f"{target.url}: another {MANIFEST} was put meanwhile; nothing was replaced") from error
+        raise DatasetExistsError(f"{target.url}: another {MANIFEST} was put meanwhile. Nothing was replaced") from error
     return AdoptResult(target.url, manifest, time.monotonic() - start, listed)
 
 
@@ -239,7 +237,7 @@ def _find_finished(
     except ManifestError as error:
         wrong = f"it cannot be read ({error})"
     raise DatasetExistsError(
-        f"{target.url} already holds a {MANIFEST}, and {wrong}; nothing was changed. Give another destination (--to), "
+        f"{target.url} already holds a {MANIFEST}, and {wrong}. Nothing was changed. Give another destination (--to), "
         "or remove it first"
     )
 
@@ -270,14 +268,14 @@ def _check_target(target: Store, files: ForeignFiles) -> None:
     try:
         check_writable(target)
     except StoreError as error:
-        raise OptionError(f"{error}; give another place for manifest and index with --to") from error
+        raise OptionError(f"{error}. Give another place for manifest and index with --to") from error
     for warning in target.try_puts():
         _logger.warning("%s", warning)
     for split, infos in files.splits.items():
         name = index_name(split, None)
         if target.stat(name) is not None and not is_index_of(target, name, [info.size_bytes for info in infos]):
             raise DatasetExistsError(
-                f"{target.url}/{name} exists already, and is not an index of these TFRecord files; nothing was "
+                f"{target.url}/{name} exists already, and is not an index of these TFRecord files. Nothing was "
                 "changed. Give another destination (--to), or move it away first"
             )
 
@@ -294,19 +292,19 @@ def _read_first(source: Store, info: ObjectInfo, stop: threading.Event) -> First
 def _warn(scans: Mapping[str, Sequence[ShardScan]], total: Totals, exif: str) -> None:
     for split, found in scans.items():
         if not any(scan.records for scan in found):
-            _logger.warning("split %s holds no record; loaders will refuse it", split)
+            _logger.warning("split %s holds no record. Loaders will refuse it", split)
     empty = [scan.info.name for found in scans.values() for scan in found if not scan.records]
     if empty:
         count = sum(map(len, scans.values()))
         _logger.warning("%d of %d TFRecord files hold no record, like %s", len(empty), count, empty[0])
     if total.first_unknown is not None:
-        _logger.warning("%s, and maybe others, hold no readable image; loaders will stop there", total.first_unknown)
+        _logger.warning("%s, and maybe others, hold no readable image. Loaders will stop there", total.first_unknown)
     unmoved = sorted(key for key in total.tallies if key.startswith(UNMOVED))
     if unmoved:
         _logger.warning("loaders and caches leave %s as stored, whatever ops do to the image", ", ".join(unmoved))
     if total.turned and exif == "ignore":
         _logger.warning(
-            "%d images have an EXIF orientation, and loaders leave them as stored; with --exif apply they turn them, "
+            "%d images have an EXIF orientation, and loaders leave them as stored. With --exif apply they turn them, "
             "as tpufeed shard does",
             total.turned,
         )
@@ -380,7 +378,7 @@ def _put_index(source: Store, target: Store, split: str, scans: Sequence[ShardSc
             target.put(name, data, found)
     except (ObjectExistsError, ObjectChangedError, ObjectNotFoundError) as error:
         raise DatasetExistsError(
-            f"{target.url}/{name} was put or changed by something else meanwhile; no dataset was made. Run the same "
+            f"{target.url}/{name} was put or changed by something else meanwhile. No dataset was made. Run the same "
             "command again, or give another destination (--to)"
         ) from error
     shards = tuple(

@@ -100,7 +100,7 @@ def choose_keys(told: Mapping[str, str | None], records: Sequence[FirstRecord]) 
         if seen.problem:
             raise OptionError(
                 f"{record.place}: feature {image!r} ({seen.kind}) is not an encoded image: {seen.problem}. "
-                f"{_NOT_ADOPTED}; {there}; choose with --image-key"
+                f"{_NOT_ADOPTED}; {there}. Choose with --image-key"
             )
     # Records of TensorFlow's Object Detection API have a class for each box. ImageNet's have boxes, and one label.
     has_boxes = all(key in found and found[key].kind in ("float", None) for key in _BOXES.keys)
@@ -150,7 +150,7 @@ def _choose_label(
             raise missing_value(label, None, image, record.place, record.glimpses)
         if kind not in ("int64", None):
             raise OptionError(
-                f"{record.place}: the label {label!r} is of kind {kind}; labels are int64, and turning names into "
+                f"{record.place}: the label {label!r} is of kind {kind}. Labels are int64, and turning names into "
                 "numbers would rewrite the records. Write an int64 feature beside it, or adopt without labels: "
                 f"--label-key none; {there}"
             )
@@ -158,7 +158,7 @@ def _choose_label(
 
 
 def _ambiguous(role: str, keys: Sequence[str]) -> OptionError:
-    return OptionError(f"the {role} could be any of {', '.join(keys)}; choose with --{role}-key {keys[0]} or another")
+    return OptionError(f"the {role} could be any of {', '.join(keys)}. Choose with --{role}-key {keys[0]} or another")
 
 
 def make_features(

@@ -212,7 +212,7 @@ def iter_records(walker: Walker, stop: threading.Event | None = None) -> Iterato
         if walked.problem:
             if not number and walked.data[:2] == _GZIP:
                 raise OptionError(
-                    f"{walker.where} is compressed (gzip); its records cannot be read in random order, so it cannot be "
+                    f"{walker.where} is compressed (gzip). Its records cannot be read in random order, so it cannot be "
                     "adopted. First gunzip each file into a folder, and adopt that: "
                     f"{unpack_elsewhere(walker.where, bytes(walked.data[:MAGIC_BYTES]))}"
                 )
@@ -234,16 +234,16 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
     label = None if keys.label is None or keys.several else features[keys.label].values[0]
     if label is not None:
         if not isinstance(label, int):
-            raise RecordError(f"{place}: feature {keys.label!r} is not int64, as a label is; see --label-key")
+            raise RecordError(f"{place}: feature {keys.label!r} is not int64, as a label is. See --label-key")
         if label < 0:
             raise RecordError(
-                f"{place}: the label {keys.label!r} is {label}; classes count from 0. If it means 'unknown', adopt "
+                f"{place}: the label {keys.label!r} is {label}. Classes count from 0. If it means 'unknown', adopt "
                 "this split separately with --only, --label-key none and --to"
             )
         if label >= classes:
             raise OptionError(
                 f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes, "
-                "which count from 0; give --classes a name for each id"
+                "which count from 0. Give --classes a name for each id"
             )
     return image, label
 
@@ -257,4 +257,4 @@ def missing_value(key: str, values: int | None, image: str | None, place: str, p
         else "adopt without labels (--label-key none), or, if all records of some splits have it, adopt these "
         "separately (--only SPLIT --to DST)"
     )
-    return RecordError(f"{place}: feature {key!r} {found}; the record has {', '.join(sorted(present))}; {way}")
+    return RecordError(f"{place}: feature {key!r} {found}. The record has {', '.join(sorted(present))}; {way}")

@@ -26,7 +26,7 @@ def moves(spec: FeatureSpec) -> bool:
 
 
 def cached_spec(spec: FeatureSpec, options: CacheOptions, size: Size) -> FeatureSpec:
-    """Return the feature of a cache for a feature of its source."""
+    """Return how a cache stores this feature."""
     spec = msgspec.structs.replace(spec, stored_as=msgspec.UNSET, boxes_of=msgspec.UNSET)
     if spec.kind == "boxes" or isinstance(spec.of, str):  # crops drop some boxes
         most = spec.lengths[1] if isinstance(spec.lengths, tuple) else (spec.shape or (0,))[0]

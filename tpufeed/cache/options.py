@@ -91,7 +91,7 @@ class CacheOptions:
         size = Pipeline(self.applied, self.seed).output_size(source_size)
         if size is None:
             raise OptionError(
-                "these ops leave images of different sizes; end with one that fixes the size, e.g. "
+                "these ops leave images of different sizes. End with one that fixes the size, e.g. "
                 "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
             )
         Pipeline(live, self.seed).output_size(size)  # raises if they are not ops

@@ -127,7 +127,7 @@ class CacheRecipe(Recipe):
             raise DatasetExistsError(
                 f"{present.url} already holds this cache, but it is damaged. Run: "
                 f"{advised('verify', present.url)}. Remove the damaged files, and the same command makes "
-                "them again; or pass --overwrite to warm it again"
+                "them again, or pass --overwrite to warm it again"
             )
         what = "another cache: " if present.manifest.cache is not None else ""
         raise DatasetExistsError(
@@ -347,7 +347,7 @@ def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes
         target = default_shard_bytes(max(samples.values(), default=0) * record_bytes)
     elif record_bytes > target:
         raise OptionError(
-            f"a shard of {options.size_bytes} bytes cannot hold a record of {record_bytes:.0f} bytes; give a "
+            f"a shard of {options.size_bytes} bytes cannot hold a record of {record_bytes:.0f} bytes. Give a "
             "--shard-size of 64MB to 256MB"
         )
     return {name: min(count, max(1, round(count * record_bytes / target))) for name, count in samples.items()}

@@ -31,7 +31,7 @@ def parse_pairs(texts: Sequence[str] | None, what: str, example: str) -> dict[st
     for text in texts or []:
         name, mark, value = text.partition("=") if "=" in example else text.rpartition(":")
         if not mark or not name:
-            raise OptionError(f"{text!r} is not a valid {what}; write it like {example}")
+            raise OptionError(f"{text!r} is not a valid {what}. Write it like {example}")
         if name in pairs:
             raise OptionError(f"the {what} {name} is given twice")
         pairs[name] = value

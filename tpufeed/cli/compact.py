@@ -37,7 +37,7 @@ def compact_command(
         print_json(result)
         return
     if result.shards == result.shards_before:
-        echo(f"{result.url}: nothing to join; it stays at version {result.version}")
+        echo(f"{result.url}: nothing to join. It stays at version {result.version}")
         return
     copied = f"copied {result.copied_bytes / 1e6:,.1f} MB in {result.seconds:.1f} s"
     echo(
@@ -69,7 +69,7 @@ def prune_command(
         return
     kept = ", ".join(map(str, result.kept))
     if not result.removed:
-        echo(f"{result.url}: nothing to remove; it has version {kept}")
+        echo(f"{result.url}: nothing to remove. It has version {kept}")
         return
     removed = ", ".join(map(str, result.removed))
     would = "would remove" if dry_run else "removed"

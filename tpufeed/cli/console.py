@@ -110,7 +110,7 @@ def reports_errors(command: Callable[P, None], interrupted: str = "interrupted")
 
 def reports_build_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Do the same as `reports_errors` for a command that can continue after an interruption."""
-    return reports_errors(command, "interrupted; run the same command again to go on from here")
+    return reports_errors(command, "interrupted. Run the same command again to continue")
 
 
 def _report(kind: type[Exception], message: str, as_json: bool) -> None:

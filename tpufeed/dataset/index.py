@@ -161,7 +161,7 @@ class Index:
         offsets = max(0, len(mapped) - self._header_bytes) / ITEM_BYTES
         if offsets != self._starts[-1]:
             raise ShardError(
-                f"{self._where} has {offsets:.12g} offsets; the manifest's records need {self._starts[-1]}. {advice}"
+                f"{self._where} has {offsets:.12g} offsets, but the manifest needs {self._starts[-1]}. {advice}"
             )
         return mapped
 

@@ -269,7 +269,7 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     @property
     def past_digests(self) -> tuple[str, ...]:
-        """Content digests of all versions before this one, oldest first, including those that were pruned."""
+        """Content digests of all versions before this one, oldest first, including pruned ones."""
         return tuple(part.follows for part in self.history if part.follows)
 
     def records_of(self, content_digest: str) -> dict[str, int] | None:
@@ -424,7 +424,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
             raise ManifestError(f"{where}: not a tpufeed manifest (format is {version.format!r}, not {FORMAT!r})")
         if version.format_version != FORMAT_VERSION:
             raise ManifestVersionError(
-                f"{where}: format version {version.format_version}; this tpufeed reads version {FORMAT_VERSION}. "
+                f"{where}: format version {version.format_version}, but this tpufeed reads version {FORMAT_VERSION}. "
                 "Install the tpufeed that wrote it (tool_version in the file), or build the dataset again"
             )
         manifest = _MANIFEST.decode(data)
@@ -432,7 +432,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
         raise ManifestError(f"{where}: not a readable manifest: {error}. Build the dataset again") from error
     problems = (_iter_feature_problems(manifest), _iter_split_problems(manifest), _iter_version_problems(manifest))
     for problem in itertools.chain(*problems):  # only the first: code that finds the others relies on it
-        raise ManifestError(f"{where}: {problem}. The file was edited or damaged; build the dataset again")
+        raise ManifestError(f"{where}: {problem}. The file was edited or damaged. Build the dataset again")
     return manifest
 
 
@@ -442,13 +442,13 @@ def iter_warnings(split: str, shards: int, size_bytes: float, hosts: int) -> Ite
         yield f"split {split} is empty: it gets no input"
         return
     if shards < hosts:
-        yield f"split {split} has fewer shards ({shards}) than hosts ({hosts}): some hosts read nothing; add images"
+        yield f"split {split} has fewer shards ({shards}) than hosts ({hosts}): some hosts read nothing. Add images"
     mean, fewest = size_bytes / shards, hosts * max(1, round(size_bytes / GOOD_BYTES / hosts))
     if mean > _LARGE_BYTES:
-        yield f"split {split} has shards of {mean / 1e9:.1f} GB; smaller ones stream better: --shard-size 128MB"
+        yield f"split {split} has shards of {mean / 1e9:.1f} GB. Smaller ones stream better: --shard-size 128MB"
     elif mean < _SMALL_BYTES and fewest < shards:
         yield (
-            f"split {split} has {shards} shards of {mean / 1e6:.2f} MB, less than 10 MB; fewer and larger ones are "
+            f"split {split} has {shards} shards of {mean / 1e6:.2f} MB, less than 10 MB. Fewer and larger ones are "
             "read faster: --shard-size 128MB"
         )
 

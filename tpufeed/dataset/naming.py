@@ -70,7 +70,7 @@ def check_split_name(split: str) -> str:
     if not _SPLIT.fullmatch(split):
         other = split.replace("-", "_")  # a hyphen would look like the beginning of a shard's or a variant's number
         hint = f". {other} would do" if _SPLIT.fullmatch(other) else ""
-        raise OptionError(f"a split is named by letters, digits, '_' and '.', like train or val; not {split!r}{hint}")
+        raise OptionError(f"a split is named by letters, digits, '_' and '.', like train or val, not {split!r}{hint}")
     return split
 
 
@@ -89,18 +89,18 @@ def read_classes(classes: str | Path | Sequence[str]) -> tuple[str, ...]:
         classes = [line.strip() for line in text.split("\n")] if text else []
         if "" in classes:
             raise OptionError(
-                f"line {classes.index('') + 1} of {where} is blank, but each line is a class; remove it, or fill it in"
+                f"line {classes.index('') + 1} of {where} is blank, but each line is a class. Remove it, or fill it in"
             )
     names = tuple(map(str, classes))
     if not names:
-        raise OptionError(f"no classes in {where}; expected one name per line")
+        raise OptionError(f"no classes in {where}, expected one name per line")
     for name in names:
         if name.encode("utf-8", "replace").decode() != name:
-            raise OptionError(f"the class {name!r} in {where} is not UTF-8; rename it")
+            raise OptionError(f"the class {name!r} in {where} is not UTF-8. Rename it")
     normal = [unicodedata.normalize("NFC", name) for name in names]  # as labels are compared
     if len(set(normal)) < len(names):
         twice = next(name for name in normal if normal.count(name) > 1)
-        raise OptionError(f"the class {twice!r} is twice in {where}; its id could be either place")
+        raise OptionError(f"the class {twice!r} is twice in {where}. Its id could be either place")
     return names
 
 

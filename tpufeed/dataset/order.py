@@ -218,8 +218,8 @@ class World:
 class Share:
     """A rank's batches of an epoch of `records` samples, from global position `start` on.
 
-    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`. A rank has those that are its own
-    modulo W. Samples that do not make a full last batch on every rank are dropped, padded or repeated.
+    Batch t of the world covers the positions `[start + t*W*B, start + (t+1)*W*B)`. A rank has the positions equal to
+    its number modulo W. Samples that do not make a full last batch on every rank are dropped, padded or repeated.
 
     Attributes:
         wraps: True completes a last batch with the epoch's first samples, as in a dataset. False completes it with the

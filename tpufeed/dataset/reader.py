@@ -159,13 +159,13 @@ class Dataset(Summary):
         if present is not None and present.number > self.number:
             keep = advised("prune", self.url, "--keep", "N")
             raise ObjectChangedError(
-                f"version {self.number} of {self.url} was pruned while it was read, or the dataset was rebuilt; it is "
+                f"version {self.number} of {self.url} was pruned while it was read, or the dataset was rebuilt. It is "
                 f"version {present.number} now. Open it again, and keep versions in use: {keep}"
             )
         if present is None or present.content_digest != self.manifest.content_digest:
             what = "removed" if present is None else "rebuilt"
             raise ObjectChangedError(
-                f"{self.url} was {what} while it was read. Open it again once no build is running there; rebuild "
+                f"{self.url} was {what} while it was read. Open it again once no build is running there. Rebuild "
                 "datasets in use in another place"
             )
         self._same.add(present.version)
@@ -174,7 +174,7 @@ class Dataset(Summary):
         """Return the split `name`. Raises OptionError with the names of the existing splits."""
         found = self.manifest.splits.get(name) if isinstance(name, str) else None
         if found is None:
-            raise OptionError(f"{self.url} has no split {name!r}; it has {', '.join(self.manifest.splits) or 'none'}")
+            raise OptionError(f"{self.url} has no split {name!r}. It has {', '.join(self.manifest.splits) or 'none'}")
         chosen = self.chosen(name)
         return found if chosen is None else msgspec.structs.replace(found, records=len(chosen), class_counts=())
 
@@ -222,7 +222,7 @@ class Dataset(Summary):
             RecordError, ShardError, StoreError: the records cannot be read.
         """
         if columns and where is None:
-            raise OptionError("columns are for where; give a function that looks at them")
+            raise OptionError("columns are for where. Give a function that looks at them")
         ways: dict[str, Any] = {
             "classes": classes,
             "samples": samples,
@@ -248,7 +248,7 @@ class Dataset(Summary):
         return np.arange(self.manifest.splits[split].records) if chosen is None else chosen.samples()
 
     def labels(self, split: str) -> Labels:
-        """Return the labels of all samples that are stored in a split, also of those that a view leaves out.
+        """Return the labels of all samples stored in a split, including samples that a view leaves out.
 
         Raises as `split` and `read_labels`.
         """
@@ -373,11 +373,11 @@ def _open_older(store: Store, number: int, newest: Dataset) -> Dataset:
     with suppress(OptionError):
         found = find_dataset(store, name)
         if found is not None and found.number != number:
-            raise ManifestError(f"{store.url}/{name} is version {found.number}. The file was edited; restore it")
+            raise ManifestError(f"{store.url}/{name} is version {found.number}. The file was edited. Restore it")
         if found is not None:
             return found
     kept = ", ".join(map(str, find_versions(store, newest)))
-    raise DatasetNotFoundError(f"{store.url} has no version {number}; it has {kept}")
+    raise DatasetNotFoundError(f"{store.url} has no version {number}. It has {kept}")
 
 
 def find_versions(store: Store, newest: Dataset) -> list[int]:
@@ -395,9 +395,9 @@ def _how_to_make_one(store: Store) -> str:
         if any(map(is_tfrecord_name, names)) and store.stat(PLAN) is None:
             return adopt_advice(store.url)
         if any(map(format_of_name, names)) and store.stat(PLAN) is None:
-            return f"It holds images; make a dataset of them in another place: {advised('shard', store.url, 'DATASET')}"
+            return f"It holds images. Make a dataset of them in another place: {advised('shard', store.url, 'DATASET')}"
     return (
-        f"Make one with: {advised('shard', 'PHOTOS', store.url)} (an interrupted build has no {MANIFEST} yet; run its "
+        f"Make one with: {advised('shard', 'PHOTOS', store.url)} (an interrupted build has no {MANIFEST} yet: run its "
         "command again)"
     )
 

@@ -43,7 +43,7 @@ def parse_picks(share: str | None) -> Picks | None:
     except ValueError:
         percent = math.nan
     if not 0 < percent <= 100:
-        raise OptionError(f"decode has to be 'all' or a share like '5%', above 0% and up to 100%; not {share!r}")
+        raise OptionError(f"decode has to be 'all' or a share like '5%', above 0% and up to 100%, not {share!r}")
     bound = round(percent / 100 * 2**64)
 
     def picks(shard: str, record: int) -> bool:
@@ -115,7 +115,7 @@ class RecordCheck:
         shape, label = self._tensor_shape, ints.get(LABEL)
         if shape is not None:
             if len(image) != math.prod(shape):
-                problems.append(f"the image has {len(image)} bytes; a tensor of {shape} takes {math.prod(shape)}")
+                problems.append(f"the image has {len(image)} bytes, but a tensor of {shape} takes {math.prod(shape)}")
             problems += _size_problems(ints, shape)
         if label is not None and self._classes and not 0 <= label < self._classes:
             problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
@@ -164,7 +164,7 @@ class RecordCheck:
                 problems.append(f"{spec.key!r} does not decode ({error.reason}): {error}")
                 continue
             if found != size:
-                problems.append(f"{spec.key!r} has {found[1]}x{found[0]} pixels; its image has {size[1]}x{size[0]}")
+                problems.append(f"{spec.key!r} has {found[1]}x{found[0]} pixels, but its image has {size[1]}x{size[0]}")
         return problems
 
     def _is_sound(self, rest: bytes, label: int | None) -> bool:
@@ -237,7 +237,7 @@ def _value_problem(spec: FeatureSpec, feature: Feature) -> str:
     if spec.shape is None and isinstance(spec.lengths, tuple):
         items, (least, most) = spec.count_items(feature), spec.lengths
         if not items.is_integer() or not least <= items <= most:
-            return f"has {items:g} items of shape {list(spec.each)}; the manifest says {least} to {most}"
+            return f"has {items:g} items of shape {list(spec.each)}, but the manifest says {least} to {most}"
     if spec.is_raw or spec.is_picture:
         return ""
     if spec.dtype in _RANGES:
@@ -264,7 +264,7 @@ def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Ma
 
 def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> list[str]:
     return [
-        f"{name} is {sizes[name]}; the image has {found}"
+        f"{name} is {sizes[name]}, but the image has {found}"
         for name, found in zip((HEIGHT, WIDTH, CHANNELS), shape, strict=True)
         if name in sizes and sizes[name] != found
     ]

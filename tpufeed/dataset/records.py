@@ -78,7 +78,7 @@ class Reader:
             shard = min(filter(lambda s: s.records, self._shards), key=lambda s: s.bytes / s.records)
             raise ShardError(
                 f"{self._store.url}/{shard.name}: {shard.bytes} bytes cannot hold {shard.records} images of shape "
-                f"{manifest.tensor_shape}, as the manifest says. It was edited or damaged; build the dataset again"
+                f"{manifest.tensor_shape}, as the manifest says. It was edited or damaged. Build the dataset again"
             )
         is_remote = shards.local_path("x") is None
         self._spans = SpanReader(threads) if is_remote or index_store.local_path("x") is None else None
@@ -155,7 +155,7 @@ class Reader:
                     tries_left -= 1
                     if not tries_left:
                         raise
-                    _logger.warning("%s; reading it again", error)
+                    _logger.warning("%s. Reading it again", error)
                 with self._lock:  # their offsets may have been damaged on the way as well
                     for shard in shards:
                         self._opened.pop(shard, None)
@@ -278,13 +278,13 @@ class Reader:
                 size = file.seek(0, 2)
                 if size != entry.bytes:
                     raise ShardError(
-                        f"{path} has {size} bytes; the manifest says {entry.bytes}. "
+                        f"{path} has {size} bytes, but the manifest says {entry.bytes}. "
                         f"Run: {advised('verify', self._index_store.url)}"
                     )
                 return map_file(file.fileno(), size) if size else memoryview(b"")
         except FileNotFoundError as error:
             raise ShardError(
-                f"{error}; the manifest names this shard. Is the dataset complete? Run: "
+                f"{error}, but the manifest names this shard. Is the dataset complete? Run: "
                 f"{advised('verify', self._index_store.url)}"
             ) from error
         except StoreError:
@@ -373,7 +373,7 @@ class RemoteShards:
         if info.size_bytes != entry.bytes or info.crc32c not in (None, entry.crc32c):
             found = "" if info.crc32c is None else f" of CRC-32C {info.crc32c:#010x}"
             raise ShardError(
-                f"{self._store.url}/{entry.name} has {info.size_bytes} bytes{found}; the manifest says "
+                f"{self._store.url}/{entry.name} has {info.size_bytes} bytes{found}, but the manifest says "
                 f"{entry.bytes} of {entry.crc32c:#010x}: it was replaced. Run: "
                 f"{advised('verify', self._dataset_url)}"
             )
@@ -381,8 +381,8 @@ class RemoteShards:
 
     def _missing(self, entry: Shard) -> ShardError:
         return ShardError(
-            f"{self._store.url}/{entry.name}: no such object; the manifest names this shard. Is the dataset complete? "
-            f"Run: {advised('verify', self._dataset_url)}"
+            f"{self._store.url}/{entry.name}: no such object, but the manifest names this shard. Is the dataset "
+            f"complete? Run: {advised('verify', self._dataset_url)}"
         )
 
 

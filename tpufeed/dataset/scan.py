@@ -158,7 +158,7 @@ def _read(features: dict[str, Feature], spec: FeatureSpec, image: str, upright: 
             values = np.empty(0, np.int64 if spec.stored_kind == "int64" else np.float32)
         return np.asarray(values).reshape((-1, *spec.each) if spec.shape is None else spec.shape)
     except ValueError as error:
-        raise RecordError(f"{where}: {spec.key} has {len(values)} values; expected {spec.type_text}") from error
+        raise RecordError(f"{where}: {spec.key} has {len(values)} values, expected {spec.type_text}") from error
 
 
 def _find(dataset: "Dataset", name: str) -> FeatureSpec:
@@ -170,7 +170,7 @@ def _find(dataset: "Dataset", name: str) -> FeatureSpec:
         raise OptionError(f"{mask_secrets(dataset.url)} has no labels")
     shorts = [short for short, feature in FEATURE_OF_NAME.items() if feature in features]
     others = sorted(features.keys() - FEATURE_OF_NAME.values())
-    raise OptionError(f"{mask_secrets(dataset.url)} has no column {name!r}; it has {', '.join([*shorts, *others])}")
+    raise OptionError(f"{mask_secrets(dataset.url)} has no column {name!r}. It has {', '.join([*shorts, *others])}")
 
 
 def _place(name: str) -> Path | None:

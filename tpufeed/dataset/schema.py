@@ -174,14 +174,14 @@ def flip_problem(spec: FeatureSpec) -> str:
         return ""
     twice = next((point for point, times in named.items() if times > 1), None)
     if twice is not None:
-        return f"flip_pairs name point {twice} twice; each point is in one pair"
+        return f"flip_pairs name point {twice} twice. Each point is in one pair"
     least, most = spec.lengths if isinstance(spec.lengths, tuple) else (0, 0)  # a manifest may leave them out
     if len(spec.each) == 2:
         least = most = spec.each[0]
     if least not in (0, most):
         return f"flip_pairs need lists of one length, but samples have {least} to {most} keypoints"
     beyond = next((point for point in named if point < 0 or 0 < most <= point), None)
-    return "" if beyond is None else f"flip_pairs name point {beyond}; there are {most} keypoints, counted from 0"
+    return "" if beyond is None else f"flip_pairs name point {beyond}. There are {most} keypoints, counted from 0"
 
 
 def record_schema(
@@ -214,7 +214,7 @@ def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
     taken = next((feature.name for feature in features if feature.name in _KAGGLE_KEYS.values()), None)
     if taken is not None:
         own = next(name for name, key in _KAGGLE_KEYS.items() if key == taken)
-        raise OptionError(f"a column is called {taken!r}, the key of {own} with names='kaggle'; rename the column")
+        raise OptionError(f"a column is called {taken!r}, the key of {own} with names='kaggle'. Rename the column")
     return tuple(
         msgspec.structs.replace(feature, stored_as=_KAGGLE_KEYS.get(feature.name, feature.stored_as))
         for feature in features
@@ -222,7 +222,7 @@ def kaggle_keys(features: Iterable[FeatureSpec]) -> tuple[FeatureSpec, ...]:
 
 
 def kaggle_features(own: tuple[FeatureSpec, ...], classes: int) -> tuple[FeatureSpec, ...]:
-    """Return the features of `record_schema`, and those that only Kaggle's TPU guides read."""
+    """Return the features of `record_schema`, and the ones that only Kaggle's TPU guides read."""
     one_hot = FeatureSpec(ONE_HOT, "float32", None, lengths=(classes, classes))
     labelled = any(feature.name == LABEL for feature in own)
     return (*own, FeatureSpec(SIZE, "int64", (2,)), *((one_hot,) if labelled else ()))
@@ -262,7 +262,7 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
         ManifestError: the first feature is not an image.
     """
     if not features or features[0].dtype not in ("bytes", "uint8"):
-        raise ManifestError(f"the first feature of a dataset has to be its image; found {[f.name for f in features]}")
+        raise ManifestError(f"the first feature of a dataset has to be its image. Found {[f.name for f in features]}")
     return FixedLayout(features[0].key, [feature.key for feature in features[1 : 1 + len(fixed_ints(features))]])
 
 

@@ -124,7 +124,7 @@ def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: 
         dataset.split(split)  # it exists
     several, before = several_labels(dataset.manifest.features), dataset.selection
     if keep_ids is False and several:
-        raise OptionError(f"{dataset.label}: samples have several labels, so their ids stay; leave out keep_ids=False")
+        raise OptionError(f"{dataset.label}: samples have several labels, so their ids stay. Leave out keep_ids=False")
     if ("samples" in given or "drop" in given) and len(splits) > 1:
         raise OptionError(
             f"ids of samples are within a split, and {dataset.label} has {', '.join(splits)}: give split={splits[0]!r}"
@@ -309,14 +309,14 @@ class _Listed:
                 place = next(place for place, name in enumerate(self.names) if name in wanted)
                 raise OptionError(
                     f"{self.text}{self._line(place)}: {len(wanted)} of its names are not in split {split!r} of "
-                    f"{dataset.label}, like {self.names[place]!r}; expected what its samples have as image/filename"
+                    f"{dataset.label}, like {self.names[place]!r}, expected what its samples have as image/filename"
                 )
             return listed
         wrong = np.flatnonzero((self.ids < 0) | (self.ids >= records))
         if len(wrong):
             raise OptionError(
                 f"{self.text}{self._line(wrong[0])}: there is no sample {self.ids[wrong[0]]} in split {split!r} of "
-                f"{dataset.label}; its {records:,} samples are numbered 0 to {records - 1}"
+                f"{dataset.label}. Its {records:,} samples are numbered 0 to {records - 1}"
             )
         listed[self.ids] = True
         return listed
@@ -336,7 +336,7 @@ def _read_samples(option: str, given: Samples) -> _Listed:
     values = np.asarray(listed)
     if values.ndim != 1 or values.dtype.kind not in "iuU" or not len(values):
         raise OptionError(
-            f"{where}: expected ids of samples as whole numbers, or names of their files, in one dimension; found "
+            f"{where}: expected ids of samples as whole numbers, or names of their files, in one dimension. Found "
             f"{values.dtype} of the shape {values.shape}"
         )
     if values.dtype.kind == "U" and not are_names:
@@ -351,7 +351,7 @@ def _read_samples(option: str, given: Samples) -> _Listed:
         twice = different[counts > 1][0]
         places = np.flatnonzero(values == twice)[:2].tolist()
         said = [f"line {lines[place]}" if lines else f"place {place}" for place in places]
-        raise OptionError(f"{where} names {twice.item()!r} twice, in {' and '.join(said)}; name each sample once")
+        raise OptionError(f"{where} names {twice.item()!r} twice, in {' and '.join(said)}. Name each sample once")
     text = where if where != option else f"{len(values)} samples"
     if values.dtype.kind == "U":
         return _Listed(text, None, values.tolist(), lines)
@@ -393,18 +393,18 @@ def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str
     place = next((header.index(name) for name in _COLUMNS if name in header), None)
     if place is None:
         raise OptionError(
-            f"{where}: none of its columns ({', '.join(header)}) is called sample (ids within the split) or filename; "
-            "to select by a column of your own, give where=, a function of it"
+            f"{where}: none of its columns ({', '.join(header)}) is called sample (ids within the split) or filename. "
+            "To select by a column of your own, give where=, a function of it"
         )
     if "keep" in header and option == "drop":
         raise OptionError(f"{where} says with its column keep what to keep: give it as samples instead of drop")
     lines, values = list[int](), list[str]()
     for row in filter(None, rows):
         if len(row) != len(header):
-            raise OptionError(f"{where}, line {rows.line_num}: {len(row)} values; its header has {len(header)}")
+            raise OptionError(f"{where}, line {rows.line_num}: {len(row)} values, but its header has {len(header)}")
         keep = row[header.index("keep")].strip().lower() if "keep" in header else "1"
         if keep not in _KEPT:
-            raise OptionError(f"{where}, line {rows.line_num}: keep is {keep!r}; expected 1 or 0")
+            raise OptionError(f"{where}, line {rows.line_num}: keep is {keep!r}, expected 1 or 0")
         if _KEPT[keep]:
             lines.append(rows.line_num)
             values.append(row[place].strip())
@@ -423,7 +423,7 @@ def _evaluate(dataset: "Dataset", where: Where, columns: Sequence[str], split: s
         found = np.asarray(where({"sample": np.arange(first, first + count), **chunk}))
         if found.dtype != np.bool_ or found.shape != (count,):
             raise OptionError(
-                f"where returned {found.dtype} of the shape {found.shape} for {count} samples; expected one bool each"
+                f"where returned {found.dtype} of the shape {found.shape} for {count} samples, expected one bool each"
             )
         parts.append(found)
         first += count

@@ -63,19 +63,19 @@ def sort_files(url: str, infos: Iterable[ObjectInfo], wanted: Sequence[str] | No
     if not found:
         hint = format_endings(ignored) if ignored else " (it is a dataset already)" if own else " (is it there?)"
         raise NoInputsError(
-            f"no TFRecord files below {url} among {ignored.total()} files{hint}; give the folder that holds files "
+            f"no TFRecord files below {url} among {ignored.total()} files{hint}. Give the folder that holds files "
             "named like train-00000-of-00012.tfrecord or train/00.tfrec. To make a dataset of images: tpufeed shard"
         )
     for name in found:
         if not name.isprintable():
-            raise SourceError(f"{url}: the file name {name!r} is not printable UTF-8; rename it")
+            raise SourceError(f"{url}: the file name {name!r} is not printable UTF-8. Rename it")
     split_of = find_splits(url, list(found))
     splits: dict[str, list[ObjectInfo]] = defaultdict(list)
     for name in sorted(found):
         splits[split_of[name]].append(found[name])
     for split in wanted or ():
         if split not in splits:
-            raise OptionError(f"{url} has no split {split!r}; the names of its files give {', '.join(splits)}")
+            raise OptionError(f"{url} has no split {split!r}. The names of its files give {', '.join(splits)}")
     return ForeignFiles({split: splits[split] for split in wanted or splits}, ignored)
 
 
@@ -98,7 +98,7 @@ def find_splits(url: str, names: Sequence[str]) -> dict[str, str]:
         if len(several) > 1:
             raise OptionError(
                 f"{url}: split {split!r} is in {len(several)} folders ({', '.join(sorted(several)[:4])}), which may "
-                "hold the same images; adopt one of the folders above them"
+                "hold the same images. Adopt one of the folders above them"
             )
 
     prefix_of = {name: _stem(name) or "" for name in flat}

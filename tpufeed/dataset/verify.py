@@ -41,7 +41,7 @@ _UNKNOWN = int(np.iinfo(np.int64).min)  # label of a record that has no label, o
 _ALIGNED_BYTES = 64  # the header of an npy file has a multiple of this
 _DAMAGES_NAMED = 3
 _CLASSES_NAMED = 5
-_MISSING = "is missing; the manifest names it"
+_MISSING = "is missing, but the manifest names it"
 _REMOVED = "was removed while it was read"
 REMEDY = (
     "To get files back, remove the damaged ones, and run the `tpufeed shard`, `append` or `cache warmup` that made "
@@ -159,7 +159,7 @@ def verify(
 
 def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:
     shown = "; ".join(map(str, found[:_DAMAGES_NAMED]))
-    return f"{shown}; and {len(found) - _DAMAGES_NAMED:,} more" if len(found) > _DAMAGES_NAMED else shown
+    return f"{shown}, and {len(found) - _DAMAGES_NAMED:,} more" if len(found) > _DAMAGES_NAMED else shown
 
 
 def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
@@ -171,14 +171,14 @@ def _check_index(store: Store, variant: Variant) -> Damage | Unreadable | None:
         if found is None:
             problem = _MISSING
         elif found.size_bytes != entry.bytes:
-            problem = f"{found.size_bytes} bytes; the manifest says {entry.bytes}"
+            problem = f"{found.size_bytes} bytes, but the manifest says {entry.bytes}"
         elif header_bytes < _ALIGNED_BYTES or header_bytes % _ALIGNED_BYTES:
             wanted = NPY_HEADER_BYTES + entry.bytes - header_bytes
-            problem = f"{entry.bytes} bytes; the manifest's records need {wanted}"
+            problem = f"{entry.bytes} bytes, but the manifest's records need {wanted}"
         else:
             crc = stored_crc32c(store, entry.name, entry.bytes, entry.crc32c)
             if crc != entry.crc32c:
-                problem = f"CRC-32C {crc:08x}; the manifest says {entry.crc32c:08x}"
+                problem = f"CRC-32C {crc:08x}, but the manifest says {entry.crc32c:08x}"
     except ObjectNotFoundError:
         problem = _REMOVED
     except StoreError as error:
@@ -293,7 +293,7 @@ class _ShardCheck:
                     found.add(entry.records, entry.bytes, f"{size - entry.bytes} bytes behind the last record")
                 elif size < entry.bytes:
                     lost = f"; {entry.records - count} records are lost" if entry.records - count > 1 else ""
-                    message = f"truncated; the shard ends at byte {size} of {entry.bytes}{lost}"
+                    message = f"truncated: the shard ends at byte {size} of {entry.bytes}{lost}"
                     found.add(count, int(indexed[count]), message)
                 found.labels, found.offsets = walk.labels, indexed
                 return
@@ -305,7 +305,7 @@ class _ShardCheck:
         if not walk.is_complete:
             return
         if count != entry.records or size != entry.bytes:
-            message = f"{count} records in {size} bytes; the manifest says {entry.records} in {entry.bytes}. "
+            message = f"{count} records in {size} bytes, but the manifest says {entry.records} in {entry.bytes}. "
             if is_indexed and indexed is not None:
                 found.add(count, size, f"{message}It was cut here")
             else:
@@ -323,7 +323,7 @@ class _ShardCheck:
             record = int(np.flatnonzero(walk.offsets != indexed)[0])
             byte, where = int(walk.offsets[record]), f"the index ({shard.index_name}) has it at byte {indexed[record]}"
         if walk.crc32c != entry.crc32c and not found.damages:
-            message = f"{size} bytes of CRC-32C {walk.crc32c:08x}; the manifest says {entry.crc32c:08x}. {_ANOTHER}"
+            message = f"{size} bytes of CRC-32C {walk.crc32c:08x}, but the manifest says {entry.crc32c:08x}. {_ANOTHER}"
             found.another = Damage(entry.name, record, byte, f"{message}; {where}" if where else message)
         elif where and walk.crc32c == entry.crc32c:
             found.add(record, byte, where)

@@ -71,7 +71,7 @@ class WalkProgress:
     damages: int = 0
 
     def figures(self, seconds: float) -> Figures:
-        """Return what a progress bar says after so many seconds."""
+        """Return what a progress bar shows after this many seconds."""
         read = f"{self.bytes / 1e6:,.0f}/{self.total_bytes / 1e6:,.0f} MB"
         parts = [f"{self.records:,} records", read, f"{self.bytes / seconds / 1e6:,.0f} MB/s"]
         if self.damages:

@@ -33,7 +33,7 @@ def check_writable(destination: Store) -> None:
     folder = next(folder for folder in path.parents if os.path.lexists(folder))
     if not folder.is_dir():
         raise OptionError(
-            f"{destination.url} cannot be a dataset's folder: {folder} is a file; take another destination"
+            f"{destination.url} cannot be a dataset's folder: {folder} is a file. Take another destination"
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         wrong = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES

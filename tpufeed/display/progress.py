@@ -38,7 +38,7 @@ class Work(Protocol):
     """Progress of some work, as its listeners get it."""
 
     def figures(self, seconds: float) -> Figures:
-        """Return the state after so many seconds."""
+        """Return the state after this many seconds."""
 
 
 W = TypeVar("W", bound=Work)
@@ -151,11 +151,11 @@ class ProgressLine:
 
 
 def find_place(wanted: bool | None) -> Literal["terminal", "notebook", "log"] | None:
-    """Return where this process shows progress, see `show_progress`, or None if nowhere."""
+    """Return the place where this process shows progress, see `show_progress`, or None."""
     is_worker = multiprocessing.parent_process() is not None  # beside others, with the same terminal
     if wanted is False or (wanted is None and is_worker):
         return None
-    # A function of IPython, which is not imported for it: of another process's kernel there is none.
+    # A function of IPython. It is not imported for this: a kernel of another process has no such function.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is not None and not is_worker:
         return "notebook"

@@ -1,4 +1,4 @@
-"""Short descriptions of results and datasets: a line for `repr`, and a table where a notebook shows them."""
+"""Short descriptions of results and datasets: a line for `repr`, and a table in notebooks."""
 
 import html
 import math

@@ -96,10 +96,10 @@ class BeamEngine:
             return f"engine: Beam's {self.runner}, on this host"
         given = [argument for argument in self.arguments if argument.startswith(_SOURCES_OF_PACKAGES)]
         if given:
-            return f"engine: Beam's {self.runner}; workers need {need}, which {' '.join(given)} must provide"
+            return f"engine: Beam's {self.runner}. Workers need {need}, which {' '.join(given)} must provide"
         image = f"FROM apache/beam_python{release}_sdk:{version('apache-beam')}"
         return (
-            f"engine: Beam's {self.runner}; workers need {need}. Once, in a folder with its wheel alone:\n"
+            f"engine: Beam's {self.runner}. Workers need {need}. Once, in a folder with its wheel alone:\n"
             f"  printf '{image}\\nCOPY *.whl /wheels/\\n"
             'RUN pip install "$(echo /wheels/*.whl)[gcs]"\\n\' > Dockerfile\n'
             "  docker build -t IMAGE . && docker push IMAGE\n"

@@ -239,7 +239,7 @@ def explain(text: str) -> Failed:
         return Failed(unquote(found[2]), int(found[1]) if found[1] else None)
     if re.search(r"No module named \W*tpufeed", text):
         return Failed(
-            f"a worker of Beam has no tpufeed; the launcher has tpufeed {__version__} on Python "
+            f"a worker of Beam has no tpufeed. The launcher has tpufeed {__version__} on Python "
             f"{platform.python_version()}. Install it there, e.g. with --sdk_container_image (docs/scaleout.md)"
         )
     return Failed(f"the Beam pipeline failed: {text.strip()[-_SHOWN_CHARACTERS:]}")

@@ -38,12 +38,12 @@ def make_engine(
         MissingExtraError: the engine is not installed.
     """
     if name is not None and name not in _NAMES:
-        raise OptionError(f"there is no engine {name!r}; the engines are {', '.join(_NAMES)}")
+        raise OptionError(f"there is no engine {name!r}. The engines are {', '.join(_NAMES)}")
     if ray_address is not None and name != RAY:
         raise OptionError(f"--ray-address {ray_address} is for --engine ray")
     if beam_arguments and name != BEAM:
         given = " ".join(beam_arguments)
-        raise OptionError(f"unexpected argument {given!r}; only --engine beam takes arguments after `--`")
+        raise OptionError(f"unexpected argument {given!r}. Only --engine beam takes arguments after `--`")
     if name == RAY:
         from tpufeed.engines.ray import RayEngine
 

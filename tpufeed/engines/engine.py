@@ -40,8 +40,8 @@ class Job:
 
     Workers import the function by that name, so it needs nothing from the launcher's memory. Context and tasks are
     small and picklable. The function may run several times for a task, even at the same time. It stores its result
-    itself and returns nothing. It reports progress at least every few minutes, even if there is none: an engine may
-    treat a silent task as hung.
+    itself and returns nothing. It reports at least every few minutes, even without progress: an engine may treat a
+    silent task as hung.
 
     `reach` is another "module:function", called as `function(context, task)` on each host before the work, if hosts may
     differ. It returns the versions of the files that the task needs, by URL, as seen there, and raises if it cannot

@@ -59,7 +59,7 @@ def check_hosts(views: Iterable[HostView], launcher: HostView) -> None:
         unlike = [url for url, version in launcher.places.items() if view.places.get(url) != version]
         if view.tpufeed is None:
             problems.append(
-                f"{view.host} has no tpufeed ({view.problem}); the launcher has tpufeed {launcher.tpufeed} on Python "
+                f"{view.host} has no tpufeed ({view.problem}). The launcher has tpufeed {launcher.tpufeed} on Python "
                 f"{launcher.python}. Install it there as here: {install_command()} (docs/scaleout.md)"
             )
         # Another patch version of Python writes the same bytes. Another minor version may not.

@@ -57,7 +57,7 @@ class ProcessEngine:
 
     @contextmanager
     def prepare(self, entry: str) -> Iterator[None]:
-        # They import while the plan is made. `run` takes workers from this list, and stops those that it took.
+        # They import while the plan is made. `run` takes workers from this list, and stops them.
         self._prepared = [_Worker(entry) for _ in range(min(self.workers, _PREPARED))]
         try:
             yield
@@ -149,7 +149,7 @@ class _Pool:
         lost = self._take_back(worker, how, advice)
         if number != _IDLE:
             name, ended = task_name(self._tasks[number]), "was killed" if code and code < 0 else "ended"
-            _logger.warning("%s: a worker process %s %s; another one starts over. %s", name, ended, how, advice)
+            _logger.warning("%s: a worker process %s %s. Another one starts over. %s", name, ended, how, advice)
         return lost
 
     def replace_silent(self, seconds: float) -> Iterator[Progress]:
@@ -158,7 +158,7 @@ class _Pool:
             name = task_name(self._tasks[worker.task_number])
             death = f"killed after {seconds:g} s of silence"
             lost = self._take_back(worker, death, _SILENCE_ADVICE)
-            _logger.warning("%s: a worker process was %s; another one starts over. %s", name, death, _SILENCE_ADVICE)
+            _logger.warning("%s: a worker process was %s. Another one starts over. %s", name, death, _SILENCE_ADVICE)
             yield lost
 
     def _take_back(self, worker: _Worker, death: str, advice: str) -> Progress:

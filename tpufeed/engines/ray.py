@@ -38,7 +38,7 @@ _STARVING_SECONDS = 30.0
 _PREFLIGHT_SECONDS = 300.0  # for a node's answer: stores and the start of workers may be slow
 _CONNECT_SECONDS = 5.0
 _CLUSTER_ADVICE = (
-    "Start one (ray start --head on one host, ray start --address=HOST:6379 on the others; 8265 is the port of the "
+    "Start one (ray start --head on one host, ray start --address=HOST:6379 on the others, 8265 is the port of the "
     "dashboard), name the right one with --ray-address, or pass --ray-address local for the cores of this host"
 )
 
@@ -61,7 +61,7 @@ class RayEngine:
         self.address, self.workers, self.runtime_env = address, workers, runtime_env
 
     def describe(self) -> str:
-        return f"engine: the Ray cluster at {self.address!r}; its nodes need tpufeed {__version__}"
+        return f"engine: the Ray cluster at {self.address!r}. Its nodes need tpufeed {__version__}"
 
     def prepare(self, entry: str) -> AbstractContextManager[None]:
         return _connected(self.address)
@@ -171,7 +171,7 @@ class _Build:
             if not ready:
                 if time.monotonic() - heard > _STARVING_SECONDS and {n for _, n in under_way.values()} == {look}:
                     heard = time.monotonic()
-                    _logger.warning("the Ray cluster has had no free core for %g s; waiting", _STARVING_SECONDS)
+                    _logger.warning("the Ray cluster has had no free core for %g s. Waiting", _STARVING_SECONDS)
                 yield NOTHING
             for ref in ready:
                 heard = time.monotonic()
@@ -181,10 +181,10 @@ class _Build:
                     result = self._ray.get(ref)
                 except self._ray.exceptions.RayActorError as error:
                     note_death(deaths, name, f"as Ray reports: {_first_lines(error)}", _MEMORY_ADVICE)
-                    _logger.warning("%s: its worker was lost; another one starts over", name)
+                    _logger.warning("%s: its worker was lost. Another one starts over", name)
                     if number != look:
                         waiting.appendleft(number)
-                    self._ray.kill(worker)  # it may only be unreachable
+                    self._ray.kill(worker)  # it may be alive but unreachable
                     self._workers.append(self._start({"num_cpus": 1}))
                     under_way[self._workers[-1].look.remote(self._first)] = self._workers[-1], look
                     continue
@@ -225,7 +225,7 @@ def _connected(address: str) -> Iterator[Any]:
     if found not in (AUTO, LOCAL):  # Ray itself would try for two minutes
         host, colon, port = found.removeprefix("ray://").rpartition(":")
         if not colon or not port.isdecimal():
-            raise OptionError(f"--ray-address {address!r} is not an address; write it like 10.0.0.5:6379, or auto")
+            raise OptionError(f"--ray-address {address!r} is not an address. Write it like 10.0.0.5:6379, or auto")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:

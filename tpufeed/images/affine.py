@@ -38,7 +38,7 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
     """
     height, width = image.shape[:2]
     if max(height, width) > _LONGEST_SIDE_PX:
-        most = f"rotations and shears take sides of up to {_LONGEST_SIDE_PX}; put Resize or a crop before them"
+        most = f"rotations and shears take sides of up to {_LONGEST_SIDE_PX}. Put Resize or a crop before them"
         raise ImageError("too_large", f"{width}x{height} pixels: {most}")
     x, y = _places(rows[0], height, width), _places(rows[1], height, width)
     places = np.empty((height, width, 2), np.int16)

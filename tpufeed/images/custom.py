@@ -19,7 +19,7 @@ from tpufeed.options import Rule, is_whole
 from tpufeed.text import format_value
 
 Augmentation = Callable[[Pixels, np.random.Generator], Pixels]
-_WAY_OUT = "put it, by `def` and under a name of its own, into a module that workers can import, and give 'module:name'"
+_WAY_OUT = "put it, by `def` and under a unique name, into a module that workers can import, and give 'module:name'"
 
 
 def _is_version(value: object) -> bool:
@@ -191,7 +191,7 @@ def _find(target: str) -> Augmentation:
             "put its folder on PYTHONPATH, wherever workers run"
         ) from error
     if not _holds(found, name):
-        raise OptionError(f"Custom: there is no {name} in {module}; write the function like my_ops:blur")
+        raise OptionError(f"Custom: there is no {name} in {module}. Write the function like my_ops:blur")
     found = operator.attrgetter(name)(found)
     if not callable(found):
         raise OptionError(f"Custom: {target} is {format_value(found)}, which cannot be called")

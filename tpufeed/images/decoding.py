@@ -108,7 +108,7 @@ def decode_stored(
         _check_jpeg(data, header.jpeg)  # raises, as Pillow would leave grey what it cannot decode
     mode = "L" if header.channels == 1 else "RGB"
     if deep_bits < 16 and "deep" in header.odd and header.channels > 1 and header.format not in MODERN:
-        raise ImageError("unsupported", f"a colour image of 16 bits; deep={deep_bits} is for grey ones")
+        raise ImageError("unsupported", f"a colour image of 16 bits, but deep={deep_bits} is for grey ones")
     pixels = decode_by_pillow(data, mode, backdrop, deep_bits)
     pixels = pixels.reshape(*pixels.shape[:2], header.channels)
     if header.format == "tiff" and header.orientation != 1:  # Pillow turns a TIFF, and nothing else, as it loads it
@@ -279,7 +279,7 @@ def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:
         for number, (stream, height, width) in enumerate(iter_jpegs(whole, tags)):
             found = read_header(stream)
             if found.height < height or found.width < width:
-                size = f"{found.width}x{found.height} pixels; expected {width}x{height}"
+                size = f"{found.width}x{found.height} pixels, expected {width}x{height}"
                 raise ImageError("truncated", f"strip or tile {number} of the TIFF has {size}")
             check_pixels(stream, found)
     load_whole(image, data)

@@ -90,8 +90,8 @@ class JpegHeader(NamedTuple):
         scanned: the number of components in the first scan.
         notes: (marker, offset, length) of each segment of application data and each comment, as stored. The offset is
             that of the marker.
-        interval: MCUs of a restart interval, or 0 if there is none.
-        empty: offset of the first segment with a length below 2, or 0 if there is none.
+        interval: MCUs of a restart interval, or 0 without one.
+        empty: offset of the first segment with a length below 2, or 0.
         mcu: (height, width) of an MCU in pixels, or None unless it is a baseline JPEG of one scan with a common
             subsampling, and all other segments are tables.
     """
@@ -119,7 +119,7 @@ class ImageHeader:
         plain: True if its own bytes decode to 8-bit grey or RGB in any decoder, except for an orientation: they may be
             kept.
         orientation: orientation by EXIF, TIFF or AVIF, 1 to 8, or 1 for HEIC and JPEG XL, as their decoders turn them.
-        orientation_at: offset of the one byte of the file that holds the orientation, or 0 if there is none.
+        orientation_at: offset of the one byte of the file that holds the orientation, or 0 without one.
         odd: which of exif, cmyk, alpha, deep, greyscale, animated and bands the image has, in this order, by its
             header: a fully opaque alpha channel is alpha, too.
         jpeg: the header of a JPEG, or None for other formats.
@@ -231,11 +231,11 @@ def read_jpeg_header(data: bytes | memoryview, check_scans: bool = True) -> Jpeg
     if kind not in _HUFFMAN and kind not in _ARITHMETIC:
         raise ImageError("unsupported", f"a JPEG of the kind SOF{kind - 0xC0}, which no decoder here supports")
     if (precision := data[header.frame + 4]) != 8:
-        raise ImageError("unsupported", f"a JPEG of {precision} bits a channel; only those of 8 are decoded")
+        raise ImageError("unsupported", f"a JPEG of {precision} bits a channel: only 8 are decoded")
     if components not in (1, 3, 4):
-        raise ImageError("unsupported", f"a JPEG of {components} channels; only those of 1, 3 or 4 are decoded")
+        raise ImageError("unsupported", f"a JPEG of {components} channels: only 1, 3 or 4 are decoded")
     if height * width > MAX_PIXELS:
-        raise ImageError("too_large", f"too many pixels: {height} x {width}; at most {MAX_PIXELS}")
+        raise ImageError("too_large", f"too many pixels: {height} x {width}, at most {MAX_PIXELS}")
     has_scans = check_scans and (header.scanned != components or kind in _PROGRESSIVE)
     # Each block has at least a bit for its DC level, and one for its AC levels except in progressive scans. With a
     # header that promises more, the decoder would make a grey image, or a gigabyte of coefficients.
@@ -325,7 +325,7 @@ def _check_scans(data: bytes | memoryview, header: JpegHeader, blocks: dict[int,
         if scans > _MOST_SCANS or passed > most:
             raise ImageError(
                 "too_large",
-                f"{most_scans} scans of {header.width}x{header.height} pixels take too long to decode; at most "
+                f"{most_scans} scans of {header.width}x{header.height} pixels take too long to decode, at most "
                 f"{_MOST_SCANS} scans are decoded, and {most // all_blocks} if each has all of these pixels",
             )
 
@@ -360,7 +360,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
             orientation, place = _find_orientation(data, offset + 10, offset + 2 + length)
     colours = find_colour_notes(data, header)
     if colours.jfif and (version := data[colours.jfif[-1] + 5]) != 1:
-        raise ImageError("unreadable", f"the JPEG says that it is of JFIF {version}; there is only version 1")
+        raise ImageError("unreadable", f"the JPEG says that it is of JFIF {version}. There is only version 1")
     if not colours.is_known_transform:
         transform = data[colours.adobe + 11]
         raise ImageError(
@@ -372,7 +372,7 @@ def _read_jpeg(data: bytes) -> ImageHeader:
     if header.kind in SEQUENTIAL and data[stop - 3 : stop] != ALL_COEFFICIENTS:
         raise ImageError("unreadable", "the header of the JPEG's scan does not say that it has all coefficients")
     if data.rfind(b"\xff\xd9") < header.scan:
-        raise ImageError("truncated", "the JPEG has no end marker; the file was cut short")
+        raise ImageError("truncated", "the JPEG has no end marker. The file was cut short")
     components = header.components
     plain = header.kind in _COMMON_FRAMES and components != 4
     odd: tuple[str, ...] = ()
@@ -472,7 +472,7 @@ def _read_webp(data: bytes) -> ImageHeader:
     (size,) = struct.unpack_from("<I", data, 4)
     end = 8 + size
     if end > len(data):
-        raise ImageError("truncated", f"the WebP says that it has {end} bytes; there are {len(data)}")
+        raise ImageError("truncated", f"the WebP says that it has {end} bytes, but there are {len(data)}")
     offset, width, height = 12, 0, 0
     orientation, place, alpha, animated = 1, 0, False, False
     while offset + 8 <= end:
@@ -560,7 +560,7 @@ def _read_modern(data: bytes, image_format: Format) -> ImageHeader:
     """Read an AVIF, HEIC or JPEG XL. Raises IndexError or struct.error if a JPEG XL ends early."""
     (width, height), orientation, odd = read_modern(data, image_format)
     if width * height > MAX_PIXELS:
-        raise ImageError("too_large", f"too many pixels: {height} x {width}; at most {MAX_PIXELS}")
+        raise ImageError("too_large", f"too many pixels: {height} x {width}, at most {MAX_PIXELS}")
     channels, cases = 1 if odd["greyscale"] else 3, _odd_cases(exif=orientation != 1, **odd)
     return ImageHeader(image_format, width, height, channels, False, orientation, odd=cases)
 

@@ -185,7 +185,7 @@ class Segments:
         """Return the smallest JPEG of whole segments that holds `box`. The box may lie partly outside the image.
 
         Returns:
-            None if the whole image is hardly larger, or if its markers are not those that its header promises.
+            None if the whole image is hardly larger, or if its markers are not as its header promises.
         """
         (height, width), tall, wide = self.size, self.tall, self.wide
         rows, columns = -(-height // tall), -(-width // wide)

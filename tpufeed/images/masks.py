@@ -36,7 +36,7 @@ def store_mask(data: bytes, kind: MaskKind, moved: Geometry) -> bytes:
     width, height = image.size
     if (height, width) != moved.source:
         raise ImageError(
-            "bad_mask", f"the {kind} has {width}x{height} pixels; its image has {moved.source[1]}x{moved.source[0]}"
+            "bad_mask", f"the {kind} has {width}x{height} pixels, but its image has {moved.source[1]}x{moved.source[0]}"
         )
     try:
         # Pillow checks neither CRCs of pixels nor zlib's checksum: it would give wrong values, or other decoders fail.
@@ -71,7 +71,7 @@ def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
     """Open a mask without decoding its pixels. Raises ImageError."""
     if sniff(data) != "png":
         found = "a JPEG, which does not keep its values" if sniff(data) == "jpeg" else "not a PNG"
-        raise ImageError("bad_mask", f"the {kind} is {found}; expected a PNG of one channel")
+        raise ImageError("bad_mask", f"the {kind} is {found}, expected a PNG of one channel")
     try:
         image = Image.open(io.BytesIO(data), formats=("PNG",))
     except UnidentifiedImageError as error:  # its text has an address that differs each time
@@ -80,8 +80,8 @@ def _open(data: bytes | memoryview, kind: MaskKind) -> Image.Image:
         raise ImageError("bad_mask", f"the {kind} does not decode: {error}") from error
     if image.mode not in _MODES[kind]:
         deep = kind == "mask" and image.mode.startswith("I")
-        said = "16 bits a pixel; declare it as depth" if deep else f"several channels ({image.mode})"
-        raise ImageError("bad_mask", f"the {kind} has {said}; expected a PNG of one channel, or of a palette")
+        said = "16 bits a pixel (declare it as depth)" if deep else f"several channels ({image.mode})"
+        raise ImageError("bad_mask", f"the {kind} has {said}, expected a PNG of one channel, or of a palette")
     return image
 
 

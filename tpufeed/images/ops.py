@@ -70,14 +70,14 @@ def from_dict(data: Mapping[str, Any]) -> Op:
     if "version" not in names:
         version = parameters.pop("version", None)
         if found.version != version:
-            raise OptionError(f"{name} is of version {version}; this tpufeed makes version {found.version}")
+            raise OptionError(f"{name} is of version {version}, but this tpufeed makes version {found.version}")
     unknown = sorted(map(str, set(parameters) - set(names)))
     if unknown:
         raise OptionError(f"{name} has no parameters {unknown}: it is {signature(found)}")
     try:
         op: Op = found(**parameters)
     except TypeError as error:
-        raise OptionError(f"{name}: {error}; it is {signature(found)}") from error
+        raise OptionError(f"{name}: {error}. It is {signature(found)}") from error
     return op
 
 
@@ -141,7 +141,7 @@ def _parse_call(text: str) -> Op:
         key = keyword.arg
         if key is None:
             raise OptionError(
-                f"'**'{_place(text, keyword.value)} is not allowed here; write each parameter by its name"
+                f"'**'{_place(text, keyword.value)} is not allowed here. Write each parameter by its name"
             )
         if key not in names:
             near = get_close_matches(key, names, 1)
@@ -162,7 +162,7 @@ def _parse(text: str) -> ast.expr:
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         place = f" at character {error.offset}" if error.offset else ""
-        raise OptionError(f"{error.msg}{place}; write a name or a call, like RandomResizedCrop(size=224)") from error
+        raise OptionError(f"{error.msg}{place}. Write a name or a call, like RandomResizedCrop(size=224)") from error
     except (ValueError, MemoryError, RecursionError) as error:
         raise OptionError(f"it cannot be read ({error or type(error).__name__})") from error
 
@@ -187,7 +187,7 @@ def _literal(text: str, node: ast.expr) -> Any:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         written = _shorten(ast.get_source_segment(text, node) or "it")
         raise OptionError(
-            f"{written}{_place(text, node)} is not a number, text or tuple of these; nothing else is allowed there"
+            f"{written}{_place(text, node)} is not a number, text or tuple of these. Nothing else is allowed there"
         ) from None
 
 

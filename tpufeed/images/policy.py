@@ -330,7 +330,7 @@ def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tup
     if height * width > policy.max_pixels:
         raise ImageError("too_large", f"{width}x{height} pixels are more than {policy.max_pixels}")
     if min(height, width) < policy.min_side_px:
-        raise ImageError("too_small", f"{width}x{height} pixels; the shorter side is at least {policy.min_side_px}")
+        raise ImageError("too_small", f"{width}x{height} pixels, but the shorter side is at least {policy.min_side_px}")
     for case in odd:
         if getattr(policy, case) == "reject":
             raise ImageError("unsupported", f"the policy for {case} is to reject")
@@ -402,7 +402,7 @@ def encode(image: Pixels, image_format: StoredFormat, quality: int) -> bytes:
     if max(image.shape) > _LONGEST_SIDE_PX[image_format]:
         height, width = image.shape[:2]
         longest = _LONGEST_SIDE_PX[image_format]
-        raise ImageError("too_large", f"{width}x{height} pixels; a side in {image_format} has at most {longest}")
+        raise ImageError("too_large", f"{width}x{height} pixels, but a side in {image_format} has at most {longest}")
     image = np.ascontiguousarray(image)
     if image_format == "jpeg":
         return encode_jpeg(image, quality)

@@ -146,14 +146,14 @@ def check_segments(tags: Any, size: int) -> None:
     planes = _samples(tags) if tags.get(284, 1) == 2 else 1
     expected = (planes - unread) * -(-width // across) * -(-height // down)
     if len(starts) < expected or (lengths and len(lengths) < expected):
-        raise ImageError("truncated", f"the TIFF has {len(starts)} strips or tiles; its size asks for {expected}")
+        raise ImageError("truncated", f"the TIFF has {len(starts)} strips or tiles, but its size asks for {expected}")
     if 0 in starts[:expected] or (0 in lengths[:expected] and tags.get(259, 1) != 1):
         raise ImageError("truncated", "the TIFF leaves out strips or tiles")
     needed = across * down * max(tags.get(258, (1,))) * _samples(tags) // planes // 8
     if tags.get(259, 1) == 1 and width * height * max(tags.get(258, (1,))) * (_samples(tags) - unread) // 8 > size:
         raise ImageError("truncated", f"the TIFF says that it has {width}x{height} pixels, and ends before")
     if needed > _MOST_TILE_BYTES and across * down > 2 * width * height:
-        raise ImageError("too_large", f"a tile of the TIFF has {across}x{down} pixels; its image has {width}x{height}")
+        raise ImageError("too_large", f"a TIFF's tile has {across}x{down} pixels, but its image has {width}x{height}")
 
 
 def check_ccitt(data: bytes, tags: Any) -> None:

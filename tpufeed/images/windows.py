@@ -101,7 +101,7 @@ def refuse_too_long(size: tuple[int, int], image: tuple[int, int]) -> ImageError
     return ImageError(
         "too_large",
         f"resized, the image of {image[1]}x{image[0]} pixels would have {size[1]}x{size[0]}, more than "
-        f"{MOST_ENLARGED_PIXELS}; put an op that crops right after Resize, or leave the image out",
+        f"{MOST_ENLARGED_PIXELS}. Put an op that crops right after Resize, or leave the image out",
     )
 
 

@@ -62,7 +62,7 @@ class Channel(Connection):
         return descriptors[0]
 
     def hang_up(self) -> None:
-        """Shut the channel down for all processes that hold either end, and wake up those that listen."""
+        """Shut the channel down for all processes that hold either end, and wake up listeners."""
         # Use a duplicate: no other thread can close it in between.
         with socket.socket(fileno=os.dup(self.fileno())) as end:
             end.shutdown(socket.SHUT_RDWR)

@@ -326,7 +326,7 @@ class ForkServer(Child):
             self.send(Signal(fork, number))
 
     def _hear(self, seconds: float) -> bool:
-        """Receive a message about a fork, and return False if there is none after `seconds`."""
+        """Receive a message about a fork, and return False without one after `seconds`."""
         try:
             if not self._channel.poll(seconds):  # Ctrl-C here leaves the connection intact, and `kill` can use it
                 return False

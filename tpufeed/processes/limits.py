@@ -112,7 +112,7 @@ def limit_reached(error: BaseException) -> str:
         )
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"too many files are open; the limit is {most}. Raise `ulimit -n`, or use fewer worker processes"
+        return f"too many files are open. The limit is {most}. Raise `ulimit -n`, or use fewer worker processes"
     return ""
 
 

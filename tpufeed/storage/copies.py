@@ -76,7 +76,7 @@ class LocalCopies:
     def fetch(self, shards: Iterable[RemoteShard]) -> None:
         """Fetch these shards in order, before they are opened. Returns at once.
 
-        Replaces the shards of the last call, except those that are being fetched. Shards are fetched as far ahead as
+        Replaces the shards of the last call, except shards that are being fetched. Shards are fetched as far ahead as
         the budget allows: no shard takes the room of one that is due sooner. A failure is logged once, and the shard is
         tried again later.
         """

@@ -170,7 +170,7 @@ class ShardDownload:
             info = self._store.stat(self.shard.name)
             if info is None or info.size_bytes != size or info.crc32c not in (None, self.shard.crc32c):
                 found = "missing" if info is None else f"of {info.size_bytes} bytes, CRC-32C {info.crc32c or 0:#010x}"
-                raise ShardError(f"it is {found}; the manifest says {size} bytes of {self.shard.crc32c:#010x}")
+                raise ShardError(f"it is {found}, but the manifest says {size} bytes of {self.shard.crc32c:#010x}")
             self._version = info.version
         ranges = [(start, min(start + range_bytes, size)) for start in range(0, size, range_bytes)]
         self._left = len(ranges)
@@ -188,7 +188,7 @@ class ShardDownload:
                 found = self._store.read_into(self.shard.name, start, buffer, self._version)
                 if found < len(buffer):
                     raise ShardError(
-                        f"it ends at byte {start + found}; the manifest says {self.shard.size_bytes} bytes"
+                        f"it ends at byte {start + found}, but the manifest says {self.shard.size_bytes} bytes"
                     )
                 written = 0
                 while written < found:
@@ -349,7 +349,7 @@ class Fetcher:
         if shard.size_bytes > self._folder.budget_bytes:
             self.warn_once(
                 "large",
-                f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes; local copies in "
+                f"{shard.place or self._store.url}/{shard.name} has {shard.size_bytes:,} bytes. Local copies in "
                 f"{self._folder.path} have a budget of {self._folder.budget_bytes:,}: such shards are read by ranges. "
                 "Give more local_bytes",
             )
@@ -426,7 +426,7 @@ class Fetcher:
                 raise download.error
             found = read_crc32c(part.descriptor, shard.size_bytes)
             if found != shard.crc32c:
-                raise ShardError(f"its CRC-32C is {found:#010x}; the manifest says {shard.crc32c:#010x}")
+                raise ShardError(f"its CRC-32C is {found:#010x}, but the manifest says {shard.crc32c:#010x}")
             descriptor = self._folder.publish(part)
         except Exception as error:  # noqa: BLE001  # logged, and the shard is tried again
             download.error = None  # a cycle otherwise: its traceback holds this frame, and this frame the download

@@ -262,7 +262,7 @@ class CopiesFolder:
             size_bytes: its size.
             spared: copies that must not be removed for it.
             due: rank of other copies that are due, the soonest first. Copies that are not due are removed first, the
-                least recently used before the others, then those that are due, the last due first.
+                least recently used first. Then copies that are due are removed, the last due first.
             exceed: take it even if there is no room.
         """
         with self._locked(), ExitStack() as stack:

@@ -226,7 +226,7 @@ def _connect(folder: GcsFolder) -> _Connection:
     if any(process != place[0] for process, _ in _connections):
         raise StoreError(
             f"{folder.url}: this process was forked from one that has used gRPC, which zonal (Rapid) buckets need, and "
-            "gRPC hangs in such a fork; start the process without forking: torch's DataLoader takes "
+            "gRPC hangs in such a fork. Start the process without forking: torch's DataLoader takes "
             'multiprocessing_context="forkserver" or "spawn"'
         )
     with _locks.setdefault(place[0], threading.Lock()):

@@ -147,7 +147,7 @@ class Tries:
         if left <= 0:
             raise UnavailableError(
                 f"{self._target.where}: gave up after {self.failed} tries in {now - self._started:.1f} s, the last "
-                f"{now - self._moved:.1f} s without progress; the last error: {error}"
+                f"{now - self._moved:.1f} s without progress. The last error: {error}"
             ) from error
         doublings = min(self._in_a_row - 1, 30)  # a float would overflow
         longest = min(self._patience.longest_pause_seconds, self._patience.first_pause_seconds * 2**doublings)
@@ -210,7 +210,7 @@ def error_of(status: int, headers: Mapping[str, str], text: str, target: Target,
         made = denied(target, identity, found)
     elif status == 404 and target.permission in (_LIST, _CREATE):
         made = StoreError(
-            f"{where}: the bucket {target.bucket} does not exist ({found}); create it, or correct the URL"
+            f"{where}: the bucket {target.bucket} does not exist ({found}). Create it, or correct the URL"
         )
     elif status == 404:  # or there is no such bucket, see GcsFolder.check_bucket
         made = ObjectNotFoundError(f"{where}: no such object")
@@ -499,7 +499,7 @@ class GcsFolder:
         self.url = f"{scheme}://{path.rstrip('/')}"
         self.bucket, _, folder = path.rstrip("/").partition("/")
         if not self.bucket:
-            raise OptionError(f"{url} names no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
+            raise OptionError(f"{url} names no bucket. Write {scheme}://BUCKET or {scheme}://BUCKET/FOLDER")
         self.root = f"{check_name(folder)}/" if folder else ""
         self.patience, self.count_retry = patience, count_retry
         self.was_online = False  # true once the bucket is known to exist
@@ -605,7 +605,7 @@ class GcsFolder:
         if layout.location_type not in _KNOWN_LOCATION_TYPES:
             return (
                 f"{self.bucket} is a bucket of location type {layout.location_type!r} in {layout.location}, which "
-                "this version of tpufeed does not know; use one in a region, a dual-region or a multi-region"
+                "this version of tpufeed does not know. Use one in a region, a dual-region or a multi-region"
             )
         return ""
 

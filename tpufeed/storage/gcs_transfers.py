@@ -149,7 +149,7 @@ class Download:
         """Compare the bytes of the whole object with the service's CRC-32C, if it has one. Raises ChecksumError."""
         if expected is not None and (found := crc32c(whole)) != expected:
             self.done = 0
-            raise ChecksumError(f"crc32c is {found:08x}; the service says {expected:08x}")
+            raise ChecksumError(f"crc32c is {found:08x}, but the service says {expected:08x}")
 
     def _receive(self, response: Any, wanted: int, tries: Tries) -> None:
         assert self.buffer is not None
@@ -231,7 +231,7 @@ class Upload:
         if found.size != self._content.size_bytes or found.crc32c != from_crc32c(self._content.crc32c):
             raise StoreError(
                 f"{self._where} has {found.size} bytes with crc32c {found.crc32c or '(none)'} although "
-                f"{self._content.size_bytes} with {from_crc32c(self._content.crc32c)} were put; delete the object"
+                f"{self._content.size_bytes} with {from_crc32c(self._content.crc32c)} were put. Delete the object"
             )
         return found
 
@@ -488,5 +488,5 @@ def _check(span: Span, target: Target, status: int, headers: Mapping[str, str], 
         raise TransientError(f"{len(data)} bytes came instead of {stop - span.start}")
     expected = crc32c_of(headers, target.where) if len(data) == size else None
     if expected is not None and expected != crc32c(data):
-        raise ChecksumError(f"crc32c is {crc32c(data):08x}; the service says {expected:08x}")
+        raise ChecksumError(f"crc32c is {crc32c(data):08x}, but the service says {expected:08x}")
     return data

@@ -61,7 +61,7 @@ class LocalStore(Store):
     def __init__(self, url: str, follow: bool = True) -> None:
         path = file_path(url)
         if not path:
-            raise OptionError("an empty path was given; name a folder, or '.' for the present one")
+            raise OptionError("an empty path was given. Name a folder, or '.' for the present one")
         self.url = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111  # resolves '..'
         self._root = Path(self.url)
         self._prefix = self.url.rstrip("/") + "/"
@@ -310,7 +310,7 @@ class LocalStore(Store):
 
 def _link_error(path: str) -> LinkError:
     return LinkError(
-        f"{path} is a symbolic link; links below a dataset's folder are not followed, as they may lead anywhere. If "
+        f"{path} is a symbolic link. Links below a dataset's folder are not followed, as they may lead anywhere. If "
         "you trust it, copy the dataset with the files behind its links: cp -RL DATASET COPY. The folder itself may be "
         "a link"
     )
@@ -403,7 +403,7 @@ def _move_without_link(path: Path, final: Path, error: OSError) -> None:
             mode = final.lstat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):  # not an object that `stat` would find
                 what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-                raise StoreError(f"{final} cannot be written: {what} has that name; remove it") from None
+                raise StoreError(f"{final} cannot be written: {what} has that name. Remove it") from None
         raise ObjectExistsError(f"{final} exists already") from None
     if error.errno not in _NO_HARD_LINKS:
         raise error

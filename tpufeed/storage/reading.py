@@ -47,7 +47,7 @@ def settle(
             return found
         seen.append(identity(found))
     raise DamagedReadError(
-        f"{where}: {READS} reads returned {READS} different results, so it is not known what is stored; look for a "
+        f"{where}: {READS} reads returned {READS} different results, so it is not known what is stored. Look for a "
         "fault of the network or of the store, then run it again"
     )
 
@@ -167,7 +167,7 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
         except OSError as error:
             raise StoreError(
                 f"{store.url}/{name}: no room for a copy of {info.size_bytes:,} bytes in {folder.parent}: "
-                f"{error.strerror}; set TMPDIR to a folder that has some"
+                f"{error.strerror}. Set TMPDIR to a folder that has some"
             ) from error
         # Ranges go straight into the file's pages: even an object larger than memory can be compared.
         view = memoryview(mmap.mmap(copy.fileno(), info.size_bytes))
@@ -183,7 +183,7 @@ def open_compared(store: Store, name: str) -> Iterator[BinaryIO]:
 
 def _differs(store: Store, info: ObjectInfo, found: int) -> DamagedReadError:
     return DamagedReadError(
-        f"{store.url}/{info.name}: crc32c of the bytes read is {found:08x}; the store says {info.crc32c:08x}"
+        f"{store.url}/{info.name}: crc32c of the bytes read is {found:08x}, but the store says {info.crc32c:08x}"
     )
 
 

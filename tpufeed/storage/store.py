@@ -179,7 +179,7 @@ def open_store(url: str | Path, follow: bool = True) -> Store:
 
         if scheme not in known_implementations and scheme not in registry:
             raise UnknownSchemeError(
-                f"{text}: nothing opens {scheme}:// URLs; give a local path, gs://, s3://, memory:// or another scheme "
+                f"{text}: nothing opens {scheme}:// URLs. Give a local path, gs://, s3://, memory:// or another scheme "
                 "that fsspec knows"
             )
     backend: Callable[..., Store] = getattr(import_module(f"tpufeed.storage.{file}"), name)
@@ -200,7 +200,7 @@ def file_path(url: str) -> str:
     if slash and host.lower() in ("", "localhost"):
         return slash + rest
     raise OptionError(
-        f"{url} names no folder of this machine; write file:///folder, with three slashes, or the path alone"
+        f"{url} names no folder of this machine. Write file:///folder, with three slashes, or the path alone"
     )
 
 
@@ -210,7 +210,7 @@ def check_name(name: str) -> str:
     Such a name could lead out of its store.
     """
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise OptionError(f"{name!r} cannot name an object; names are relative, without empty, '.' or '..' parts")
+        raise OptionError(f"{name!r} cannot name an object. Names are relative, without empty, '.' or '..' parts")
     return name
 
 

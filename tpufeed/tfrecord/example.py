@@ -39,7 +39,7 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
     """Return a serialised tf.train.Example.
 
     Raises:
-        RecordError: a value that its kind cannot hold, naming the feature.
+        RecordError: a value does not fit its kind. The message names the feature.
     """
     return encode_field(1, encode_entries(features))
 
@@ -167,7 +167,7 @@ def read_varint(buffer: BytesLike, offset: int) -> tuple[int, int]:
 
 
 def to_signed(value: int) -> int:
-    """Return the int64 whose two's complement `value` is."""
+    """Interpret `value` as a two's-complement int64."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -207,7 +207,7 @@ def _iter_messages(buffer: memoryview, number: int) -> Iterator[memoryview]:
 def _decode(
     messages: Iterable[memoryview], decode_list: Callable[[Kind, memoryview], Values], wrong: str
 ) -> dict[str, Feature]:
-    """Return the features of `Features` messages. `wrong` begins the error if they are something else."""
+    """Return the features of `Features` messages. `wrong` starts the error message."""
     try:
         return {
             name: Feature(kind, () if kind is None else decode_list(kind, data))
@@ -261,7 +261,7 @@ def _decode_array(kind: Kind, buffer: memoryview) -> Values:
     lengths = ends - starts + 1
     if lengths.max() > 10:
         raise ValueError("a varint of more than 10 bytes")
-    # All varints at once: the seven bits of each byte go to their place, and those of one varint are added.
+    # All varints at once: shift each byte's seven bits into place, then sum per varint.
     shifts = (np.arange(len(data)) - np.repeat(starts, lengths)) * 7
     parts = (data & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
     return np.add.reduceat(parts, starts).view(np.int64)

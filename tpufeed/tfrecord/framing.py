@@ -95,7 +95,7 @@ def find_problem(record: memoryview) -> str:
     if payload_bytes >= 0 and length != payload_bytes and problem != LENGTH_DAMAGED:
         return f"the record says {length} bytes of payload, but the index says {payload_bytes}"
     if not problem and record[-FOOTER_BYTES:] != encode_footer(crc32c(record[HEADER_BYTES:-FOOTER_BYTES])):
-        return f"the CRC of the payload ({length} bytes) does not match; the bytes are damaged"
+        return f"the CRC of the payload ({length} bytes) does not match. The bytes are damaged"
     return problem
 
 
@@ -106,10 +106,10 @@ def read_length(data: memoryview, left: int) -> tuple[int, str]:
     cannot hold it: a damaged length must not be used to allocate memory.
     """
     if left < OVERHEAD_BYTES:
-        return 0, f"truncated; {left} bytes are left, a record takes at least {OVERHEAD_BYTES}"
+        return 0, f"truncated: {left} bytes are left, a record takes at least {OVERHEAD_BYTES}"
     length = int.from_bytes(data[:8], "little")
     if data[:HEADER_BYTES] != encode_header(length):
         return length, LENGTH_DAMAGED
     if length > left - OVERHEAD_BYTES:
-        return length, f"truncated; the record has {length} bytes of payload, but {left - OVERHEAD_BYTES} are left"
+        return length, f"truncated: the record has {length} bytes of payload, but {left - OVERHEAD_BYTES} are left"
     return length, ""

@@ -153,7 +153,7 @@ class FixedLayout:
             feature = features.get(name)
             if feature is None or len(feature.values) != 1:
                 found = "is missing" if feature is None else f"has {len(feature.values)} values instead of one"
-                raise RecordError(f"{where}: feature {name!r} {found}; the record has {sorted(features)}")
+                raise RecordError(f"{where}: feature {name!r} {found}. The record has {sorted(features)}")
             values.append(feature.values[0])
         image, ints = values[0], tuple(value for value in values[1:] if isinstance(value, int))
         if not isinstance(image, memoryview) or len(ints) < len(self.int_keys):
