@@ -60,7 +60,7 @@ def test_what_show_refuses(run, dataset_url, tmp_path):
     for flags, message in (
         (["--out", tmp_path / "sheet.bmp"], "sheet.bmp: the sheet's name"),
         (["--out", tmp_path / "no/sheet.png"], "there is no folder"),
-        (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'; it has train, val"),
+        (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'. It has train, val"),
         (["--out", tmp_path / "s.png", "--class", "dog"], "no class 'dog'; it has 3: astronaut, cat, coffee"),
         (["--out", tmp_path / "s.png", "--count", "0"], "count is a whole number between 1"),
         (["--out", tmp_path / "s.png", "--size", "1"], "a whole number between 16 and 2048, not 1"),

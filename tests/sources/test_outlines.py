@@ -329,10 +329,10 @@ def test_more_classes_than_values(coco, tmp_path):
 
 def test_sources_without_outlines_are_refused(coco, tmp_path):
     coco([[]])
-    with pytest.raises(OptionError, match="Coco"):
+    with pytest.raises(OptionError, match="COCO"):
         shard(tmp_path / "coco/images", tmp_path / "d")
     (tmp_path / "coco/table.csv").write_text("path\nimages/0.png\n")
-    with pytest.raises(OptionError, match="Coco"):
+    with pytest.raises(OptionError, match="COCO"):
         shard(tmp_path / "coco/table.csv", tmp_path / "d")
 
 
