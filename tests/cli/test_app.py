@@ -10,6 +10,7 @@ import tpufeed
 from tests.repo.docs.test_cli_page import all_commands
 from tpufeed.builds.compact import compact
 from tpufeed.cache import warmup
+from tpufeed.images.header import MAX_PIXELS
 from tpufeed.measure.bench import BenchOptions
 from tpufeed.measure.doctor import examine
 
@@ -31,7 +32,7 @@ def test_the_same_flag_takes_the_same_value_everywhere():
 
 def test_no_help_has_what_rich_makes_a_picture_of():
     for context in COMMANDS.values():
-        texts = [context.command.help, *(getattr(param, "help", None) for param in context.command.params)]
+        texts = [context.command.help, *(param.help for param in context.command.get_params(context))]
         assert [text for text in texts if text and Emoji.replace(text) != text] == []
     assert Emoji.replace(":mask:") != ":mask:"
 
@@ -64,13 +65,20 @@ def test_each_flag_is_a_parameter_of_what_the_command_calls(name, function, own)
     assert flags - set(inspect.signature(function).parameters) == own | {"as_json"}
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_all_flags_have_help(name):
+    for param in COMMANDS[name].command.get_params(COMMANDS[name]):
+        assert re.search(r"\w.*[.)]$", param.help), param.name
+        assert not re.search(r"`tpufeed\.|^as |[Dd]efault: ", param.help), param.name
+
+
 @pytest.mark.parametrize("name", ["shard", "cache warmup", "verify"])
 def test_flags_show_no_type_and_limits_show_their_defaults(name, run):
     text = run(*name.split(), "--help").stdout
     flags = [line for line in text.splitlines() if re.search(r"--(help|json|fsync|dry-run)\b", line)]
     assert flags
     assert not re.search("bool", text, re.IGNORECASE)
-    assert name != "shard" or "178,956,970" in text
+    assert name != "shard" or f"{MAX_PIXELS:,}" in text
 
 
 @pytest.mark.parametrize("words", [["warmup"], ["warmup", "a", "b", "--size", "64"], ["warmpu", "--help"]])

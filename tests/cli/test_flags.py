@@ -26,11 +26,10 @@ def complete(*words):
 
 def test_names_are_those_that_are_obeyed():
     from tpufeed.engines import choice
-    from tpufeed.images import header, policy
+    from tpufeed.images import policy
     from tpufeed.measure import bench
 
     assert flags.ENGINES == choice._NAMES
-    assert flags.MAX_PIXELS == header.MAX_PIXELS
     assert tuple(bench.LOADERS) == flags.LOADERS
     assert bench.REAL_DEVICES == flags.REAL_DEVICES
     hints = get_type_hints(policy.ImagePolicy)

@@ -101,21 +101,21 @@ def adopt(  # noqa: PLR0913  # the public face: flat keywords
     A second call finds the dataset by the names and sizes of the files, and does nothing.
 
     Args:
-        url: a folder of uncompressed TFRecord files of tf.train.Example.
+        url: path or URL of a folder of uncompressed TFRecord files of tf.train.Example.
         dst: folder of manifest and index. The files stay where they are. Default: beside the files.
         image_key: key of the encoded image. Default, here and for the next three: found by names and first records.
         label_key: key of the class, one int64, or "none" to leave the samples unlabelled.
         text_key: key of the class's name, or "none" if there is no such feature.
         filename_key: key of the path or another name of the sample, or "none" if there is no such feature.
-        only: take only these splits, a list or "train,val". Splits follow from the names of folders or files.
+        only: take only these splits, like "train,val". Splits follow from the names of folders or files.
         classes: names of the classes in the order of labels, or a file with one per line. Default: the text feature if
             it maps one-to-one to labels. Otherwise "0", "1" and so on.
-        exif: "apply": loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned.
-            "ignore": images stay as they are stored. Either way such images are counted in `manifest.odd`, and boxes of
-            TensorFlow's Object Detection API fit their objects.
-        boxes_of: the image that these boxes refer to, if it has an EXIF orientation: "stored", "upright", or the one
-            whose "sizes" are in the record. If these do not tell, it is the upright image if all other records say so,
-            else the stored one, as TensorFlow decodes it.
+        exif: "apply" lets loaders turn images by their EXIF orientation, as `shard` does, and caches hold them turned,
+            "ignore" leaves them as they are stored. Either way such images are counted in `manifest.odd`, and
+            boxes of TensorFlow's Object Detection API fit their objects.
+        boxes_of: the image that boxes of TensorFlow's Object Detection API refer to, if it has an EXIF orientation:
+            "stored", "upright", or the one whose "sizes" are in the record. If these do not tell, it is the upright
+            image if all other records say so, else the stored one, as TensorFlow decodes it.
         listener: called with a `WalkProgress` after each file.
         progress: show a progress bar, as in `tpufeed.shard`.
 

@@ -24,18 +24,14 @@ def _key_option(what: str) -> Any:
 
 @reports_errors
 def adopt_command(
-    url: Annotated[
-        str, typer.Argument(metavar="URL", help="Folder of TFRecord files that another tool wrote: a path or URL.")
-    ],
+    url: Annotated[str, typer.Argument(metavar="URL")],
     dst: Annotated[
         str | None,
-        flags.in_run(
-            "--to", metavar="URL", help="Where manifest and index go; the files stay.", show_default="beside the files"
-        ),
+        flags.in_run("--to", metavar="URL"),
     ] = None,
     only: Annotated[
         str | None,
-        flags.in_source(metavar="NAME,...", help="Take only these splits, e.g. train,val.", show_default="all"),
+        flags.in_source(metavar="NAME,..."),
     ] = None,
     image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
     label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
@@ -54,7 +50,6 @@ def adopt_command(
         _in_features(
             metavar="HOW",
             autocompletion=one_of("ignore", "apply"),
-            help="Images with an EXIF orientation: ignore: they stay as stored; apply: loaders rotate them.",
         ),
     ] = "ignore",
     boxes_of: Annotated[
@@ -62,8 +57,6 @@ def adopt_command(
         _in_features(
             metavar="IMAGE",
             autocompletion=one_of("sizes", "stored", "upright"),
-            help="What boxes refer to if an image has an EXIF orientation: the stored image; the upright image; "
-            "sizes: the image whose size image/height and image/width give.",
         ),
     ] = "sizes",
     as_json: flags.AsJson = False,

@@ -11,15 +11,31 @@ from typer.core import TyperCommand, TyperGroup
 from tpufeed._version import __version__
 from tpufeed.cli import adopt, bench, cache, compact, doctor, info, shard, show, verify
 from tpufeed.cli.console import echo
+from tpufeed.cli.docstrings import describe
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
+# What explains the flags of a command; see `docstrings.describe`.
+_DOCUMENTED = {
+    "shard": "sharding.build:shard",
+    "append": "sharding.append:append sharding.build:shard",
+    "compact": "builds.compact:compact",
+    "prune": "builds.prune:prune",
+    "adopt": "adoption.adopt:adopt",
+    "verify": "dataset.verify:verify",
+    "doctor": "measure.doctor:examine",
+    "bench": "measure.bench:BenchOptions",
+    "warmup": "cache.build:warmup sharding.build:shard",
+}
 
 
 class _Command(TyperCommand):
     """A command whose help shows no type behind a flag (newer releases of typer show `<bool>`)."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
+        params = _without_types(super().get_params(ctx))
+        if not ctx.resilient_parsing:  # shells take each line of a help for another completion
+            describe(params, _DOCUMENTED.get(self.name or "", ""))
+        return params
 
 
 class _Group(TyperGroup):

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from tpufeed.measure.bench import BenchResult
     from tpufeed.measure.results import BenchRun
 
-_DEVICES = (
-    "emulated:PROFILE, like emulated:tpu-v5e-8-low or emulated:mlperf-h100; emulated with --step-ms; xla-cpu, xla-tpu, "
-    "jax-cpu, jax-tpu for a small real step; none only drains the loader."
-)
 _LOADERS = "numpy, torch, tf, tf-direct, xla, jax, or naive: one thread and Pillow. Repeatable."
 
 
@@ -33,42 +29,34 @@ def bench_command(
         list[str] | None,
         flags.in_data(metavar="NAME", autocompletion=flags.one_of(*flags.LOADERS), help=_LOADERS, show_default="numpy"),
     ] = None,
-    split: Annotated[str, flags.in_data(metavar="NAME", help="The split to read.")] = "train",
+    split: Annotated[str, flags.in_data(metavar="NAME")] = "train",
     ops: flags.LiveOps = None,
     device_ops: flags.DeviceOps = None,
     threads: flags.Threads = None,
     processes: flags.Processes = None,
     device: Annotated[
         str | None,
-        flags.in_device(
-            metavar="DEVICE", autocompletion=flags.devices, help=_DEVICES, show_default="emulated:tpu-v3-8"
-        ),
+        flags.in_device(metavar="DEVICE", autocompletion=flags.devices),
     ] = None,
     tpu: Annotated[
         str | None,
-        flags.in_device(
-            metavar="NAME", autocompletion=flags.tpus, help="Short for --device emulated:tpu-NAME, e.g. v5e-8."
-        ),
+        flags.in_device(metavar="NAME", autocompletion=flags.tpus),
     ] = None,
     model: flags.Model = None,
     batch_size: Annotated[
         int | None,
-        flags.in_device("--batch", metavar="N", help="Images per step.", show_default="128; 400 for mlperf-..."),
+        flags.in_device("--batch", metavar="N"),
     ] = None,
-    step_ms: Annotated[
-        float | None, flags.in_device(metavar="MS", help="Step time of your own emulated accelerator.")
-    ] = None,
-    steps: Annotated[int | None, flags.in_measuring(metavar="N", help="Steps per measurement.")] = None,
+    step_ms: Annotated[float | None, flags.in_device(metavar="MS")] = None,
+    steps: Annotated[int | None, flags.in_measuring(metavar="N")] = None,
     seconds: Annotated[
         float | None,
-        flags.in_measuring(metavar="S", help="Seconds per measurement.", show_default="8, unless --steps are given"),
+        flags.in_measuring(metavar="S"),
     ] = None,
-    repeats: Annotated[int, flags.in_measuring(metavar="N", help="Measurements per loader; loaders take turns.")] = 3,
+    repeats: Annotated[int, flags.in_measuring(metavar="N")] = 3,
     warm_up: Annotated[
         int,
-        flags.in_measuring(
-            metavar="N", help="Short rounds at the beginning that do not count; 0 leaves a cold page cache cold."
-        ),
+        flags.in_measuring(metavar="N"),
     ] = 1,
     as_json: flags.AsJson = False,
     save: Annotated[

@@ -18,14 +18,14 @@ _in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 def warmup_command(
     src: Annotated[
         str,
-        typer.Argument(metavar="SRC", help="A dataset: a path or URL."),
+        typer.Argument(metavar="SRC"),
     ],
-    dst: Annotated[str, typer.Argument(metavar="DST", help="Where the cache goes: a path or URL.")],
+    dst: Annotated[str, typer.Argument(metavar="DST")],
     beam: flags.BeamArguments = None,
     select: flags.Select = None,
     size: Annotated[
         int | None,
-        _in_augmentation(metavar="PIXELS", help="Side of the images, if no --op is given.", show_default="224"),
+        _in_augmentation(metavar="PIXELS"),
     ] = None,
     ops: Annotated[
         list[str] | None,
@@ -48,17 +48,13 @@ def warmup_command(
             "not your own functions. Repeatable.",
         ),
     ] = None,
-    variants: Annotated[
-        int, _in_augmentation(metavar="K", help="Augmented versions of each sample; epoch e reads variant e mod K.")
-    ] = 1,
-    seed: Annotated[int, _in_augmentation(metavar="N", help="Seed of the augmentation's random numbers.")] = 0,
+    variants: Annotated[int, _in_augmentation(metavar="K")] = 1,
+    seed: Annotated[int, _in_augmentation(metavar="N")] = 0,
     shard_bytes: Annotated[
         str | None,
         flags.in_shards(
             "--shard-size",
             metavar="SIZE",
-            help="Aim for shards of this size, e.g. 64MB.",
-            show_default="128MB, less for small caches",
         ),
     ] = None,
     names: flags.Naming = "tpufeed",
@@ -67,7 +63,6 @@ def warmup_command(
         flags.in_images(
             metavar="FORMAT",
             autocompletion=one_of("raw", "jpeg", "png", "webp"),
-            help="raw: uint8 pixels, fastest; jpeg, webp: a tenth of the bytes; png: half the bytes.",
         ),
     ] = "raw",
     quality: flags.Quality = 90,
@@ -81,7 +76,6 @@ def warmup_command(
         bool,
         _in_augmentation(
             "--allow-augmented",
-            help="Accept a cache with random ops as SRC; only its first variant is read.",
         ),
     ] = False,
     dry_run: flags.DryRun = False,

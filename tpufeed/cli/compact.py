@@ -14,9 +14,7 @@ from tpufeed.text import format_count
 def compact_command(
     url: flags.Url,
     workers: flags.Workers = None,
-    overwrite: Annotated[
-        bool, flags.in_run("--overwrite", help="Discard what an interrupted append or compaction left behind.")
-    ] = False,
+    overwrite: Annotated[bool, flags.in_run("--overwrite")] = False,
     fsync: flags.Fsync = False,
     as_json: flags.AsJson = False,
 ) -> None:
@@ -49,7 +47,7 @@ def compact_command(
 @reports_errors
 def prune_command(
     url: flags.Url,
-    keep: Annotated[int, typer.Option(metavar="N", help="Number of versions to keep, the newest ones.")] = 1,
+    keep: Annotated[int, typer.Option(metavar="N")] = 1,
     dry_run: flags.DryRun = False,
     as_json: flags.AsJson = False,
 ) -> None:

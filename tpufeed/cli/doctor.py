@@ -21,8 +21,6 @@ def doctor_command(
         str,
         typer.Argument(
             metavar="URL",
-            help="A dataset or cache, or raw images as `tpufeed shard` takes them: a path or URL. "
-            "URL=0.7,URL=0.3 is a mixture.",
         ),
     ],
     split: flags.SplitName = None,
@@ -33,34 +31,25 @@ def doctor_command(
         flags.in_device(
             metavar="NAME",
             autocompletion=flags.tpus,
-            help="TPU type to feed, e.g. v5e-8.",
-            show_default="this host's, or v3-8",
         ),
     ] = None,
     model: flags.Model = None,
     flops_per_sample: Annotated[
         float | None,
-        flags.in_device(metavar="FLOPS", help="FLOPs to train on one sample, e.g. 24.6e9, instead of a model."),
+        flags.in_device(metavar="FLOPS"),
     ] = None,
-    batch_size: Annotated[
-        int | None, flags.in_device("--batch", metavar="N", help="Batch size of this host.", show_default="128")
-    ] = None,
-    seconds: Annotated[
-        float, flags.in_measuring(metavar="S", help="Approximate time of all measurements together.")
-    ] = 25.0,
+    batch_size: Annotated[int | None, flags.in_device("--batch", metavar="N")] = None,
+    seconds: Annotated[float, flags.in_measuring(metavar="S")] = 25.0,
     steps: Annotated[
         Path | None,
         flags.in_measuring(
             "--clock",
             metavar="FILE",
-            help="A file that a StepClock saved: it shows whether the step waits for data or for tracing.",
         ),
     ] = None,
     profile: Annotated[
         Path | None,
-        flags.in_measuring(
-            metavar="FOLDER", help="A folder that a profiler wrote: it shows how much of a step the TPU waited."
-        ),
+        flags.in_measuring(metavar="FOLDER"),
     ] = None,
     as_json: flags.AsJson = False,
     report: flags.Report = None,

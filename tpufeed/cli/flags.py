@@ -17,7 +17,6 @@ in_source, in_shards, in_images, in_run, in_output, in_data, in_device, in_measu
 )
 # The modules that implement these names import numpy and more. They repeat the names, and a test compares them.
 ENGINES = ("local", "ray", "beam")
-MAX_PIXELS = 178_956_970
 LOADERS = ("numpy", "torch", "tf", "tf-direct", "xla", "jax", "naive")
 REAL_DEVICES = ("xla-cpu", "xla-tpu", "jax-cpu", "jax-tpu")
 POLICIES = {
@@ -89,10 +88,6 @@ Src = Annotated[
     str,
     typer.Argument(
         metavar="SRC",
-        help="Folder of images, in class folders, split folders or none; a table of paths (.csv, .tsv, .jsonl, "
-        ".parquet); WebDataset tars ('train-*.tar'); COCO's .json of boxes, or 'train=a.json,val=b.json'; YOLO's "
-        "data.yaml; Pascal VOC's .xml ('Annotations/*.xml'); Parquet with images inside, as on the Hugging Face hub; "
-        "a folder of datasets' save_to_disk. A path or URL.",
     ),
 ]
 AsJson = Annotated[bool, in_output("--json", help="Print the result as JSON on stdout.")]
@@ -117,19 +112,15 @@ Naming = Annotated[
     in_shards(
         metavar="STYLE",
         autocompletion=one_of("tpufeed", "kaggle"),
-        help="tpufeed; or kaggle: shards and keys as the readers of its TPU guides expect (train00-512.tfrec, image, "
-        "class, one_hot_class).",
     ),
 ]
-Overwrite = Annotated[bool, in_run("--overwrite", help="Remove what is at DST first.")]
+Overwrite = Annotated[bool, in_run("--overwrite")]
 Fsync = Annotated[
     bool,
-    in_run(
-        "--fsync", help="Flush local shards to disk before the manifest: a power cut after the build loses nothing."
-    ),
+    in_run("--fsync"),
 ]
 DryRun = Annotated[bool, in_run("--dry-run", help="Only say what would be done, or why it is impossible.")]
-Workers = Annotated[int | None, in_run(metavar="N", help="Number of parallel tasks.", show_default="all cores")]
+Workers = Annotated[int | None, in_run(metavar="N")]
 EngineName = Annotated[
     str,
     in_run(
@@ -158,19 +149,13 @@ MaxRejects = Annotated[
     str | None,
     in_images(
         metavar="BUDGET",
-        help="Fail if more images than this are rejected: 2%, or 20.",
-        show_default="1%, but at least 10",
     ),
 ]
 MaxPixels = Annotated[
     int | None,
-    in_images(
-        metavar="PIXELS", help="Reject images with more pixels, by their header.", show_default=f"{MAX_PIXELS:,}"
-    ),
+    in_images(metavar="PIXELS"),
 ]
-MinSide = Annotated[
-    int | None, in_images(metavar="PIXELS", help="Reject images with a shorter side.", show_default="1")
-]
+MinSide = Annotated[int, in_images(metavar="PIXELS")]
 Policy = Annotated[
     list[str] | None,
     in_images(
@@ -181,17 +166,15 @@ Policy = Annotated[
         + " (the first is the default). Repeatable.",
     ),
 ]
-Quality = Annotated[int, in_images(metavar="N", help="Quality of encoded JPEG and WebP, 1 to 100.")]
+Quality = Annotated[int, in_images(metavar="N")]
 ShardSize = Annotated[
     str | None,
-    in_shards("--shard-size", metavar="SIZE", help="Aim for shards of this size, e.g. 64MB.", show_default="128MB"),
+    in_shards("--shard-size", metavar="SIZE"),
 ]
 Splits = Annotated[
     str | None,
     in_source(
         metavar="NAME=SHARE,...",
-        help="The share of each split, e.g. train=0.9,val=0.1; a stable hash of the path assigns the images.",
-        show_default="folders called train, val, ...; else all images are train",
     ),
 ]
 SplitBy = Annotated[
@@ -199,15 +182,12 @@ SplitBy = Annotated[
     in_source(
         metavar="COLUMN",
         autocompletion=one_of("folder"),
-        help="'folder', or the column of a table that gives the split.",
     ),
 ]
 Image = Annotated[
     str | None,
     in_source(
         metavar="COLUMN",
-        help="The column of a table with paths, 'DIR/{}.jpg' for names, the extension in tars, or COCO's folder.",
-        show_default="found by its name",
     ),
 ]
 Label = Annotated[
@@ -215,9 +195,6 @@ Label = Annotated[
     in_source(
         metavar="COLUMN",
         autocompletion=one_of("auto", "none", "parent"),
-        help="auto; none; the column of a table, or the part of a tar's samples, that gives the label; or parent: the "
-        "innermost folders.",
-        show_default="auto",
     ),
 ]
 Columns = Annotated[
@@ -248,26 +225,23 @@ ImageColumns = Annotated[
 ]
 Masks = Annotated[
     str | None,
-    in_source(metavar="DIR", help="Folder of masks for a folder of images, with the same paths and any suffix."),
+    in_source(metavar="DIR"),
 ]
 GroupBy = Annotated[
     str | None,
-    in_source(metavar="COLUMN", help="For a table with a row per box: the column that names the image of a row."),
+    in_source(metavar="COLUMN"),
 ]
 Outlines = Annotated[
     str | None,
     in_source(
         metavar="KIND",
         autocompletion=one_of("semantic", "instance"),
-        help="Draw the outlines of objects as masks of classes (semantic) or of numbered objects (instance).",
     ),
 ]
 Boxes = Annotated[
     str | None,
     in_source(
         metavar="COLUMN",
-        help="Column with the list of a sample's boxes, of 4 numbers each; with --group-by the column of a row's box, "
-        "or its four columns: xmin,ymin,xmax,ymax.",
     ),
 ]
 BoxFormat = Annotated[
@@ -278,33 +252,26 @@ BoxFormat = Annotated[
             *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative")),
             "voc",
         ),
-        help="Numbers of a box: xyxy, xywh, cxcywh or voc (xyxy from 1); ',relative': shares of width and height.",
-        show_default="xyxy",
     ),
 ]
 Keypoints = Annotated[
     str | None,
     in_source(
         metavar="COLUMN",
-        help="Column with the keypoints (x, y, and optionally visibility) of a sample, or of each of its boxes.",
     ),
 ]
 FlipPairs = Annotated[
     str | None,
     in_source(
         metavar="N:N,...",
-        help="Pairs of left and right keypoints, which mirroring swaps, e.g. 1:2,3:4 (from 0); or none.",
-        show_default="from COCO's names",
     ),
 ]
-BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...", help="Columns with one value per box.")]
+BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...")]
 BoxesOutside = Annotated[
     str,
     in_source(
         metavar="HOW",
         autocompletion=one_of("reject", "clip", "drop"),
-        help="What to do with boxes that reach more than 2 pixels beyond their image: reject the image, clip or drop "
-        "the boxes.",
     ),
 ]
 SplitName = Annotated[

@@ -18,30 +18,25 @@ if TYPE_CHECKING:
 @reports_build_errors
 def shard_command(
     src: flags.Src,
-    dst: Annotated[str, typer.Argument(metavar="DST", help="Where the dataset goes: a path or URL.")],
+    dst: Annotated[str, typer.Argument(metavar="DST")],
     beam: flags.BeamArguments = None,
     splits: flags.Splits = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
-    label_separator: Annotated[
-        str | None, flags.in_source(metavar="TEXT", help="What stands between several labels in one text, e.g. '|'.")
-    ] = None,
+    label_separator: Annotated[str | None, flags.in_source(metavar="TEXT")] = None,
     classes: flags.Classes = None,
     columns: flags.Columns = None,
     shard_bytes: flags.ShardSize = None,
-    shards: Annotated[
-        int | None, flags.in_shards(metavar="N", help="Or aim for this number of shards in the largest split.")
-    ] = None,
-    hosts: Annotated[int, flags.in_shards(metavar="N", help="Make the number of shards a multiple of this.")] = 1,
+    shards: Annotated[int | None, flags.in_shards(metavar="N")] = None,
+    hosts: Annotated[int, flags.in_shards(metavar="N")] = 1,
     names: flags.Naming = "tpufeed",
-    seed: Annotated[int, flags.in_shards(metavar="N", help="Seed of the global order of images in shards.")] = 0,
+    seed: Annotated[int, flags.in_shards(metavar="N")] = 0,
     check: Annotated[
         str,
         flags.in_images(
             metavar="HOW",
             autocompletion=one_of("full", "header"),
-            help="full: decode every image strictly; header: check only the header.",
         ),
     ] = "full",
     encode: Annotated[
@@ -49,8 +44,6 @@ def shard_command(
         flags.in_images(
             metavar="FORMAT",
             autocompletion=one_of("keep", "exact", "jpeg", "png", "webp"),
-            help="keep: keep files whose pixels need no change, and add restart markers to JPEGs for fast crops; "
-            "exact: keep their exact bytes; or encode all as jpeg, png or webp.",
         ),
     ] = "keep",
     progressive: Annotated[
@@ -58,21 +51,19 @@ def shard_command(
         flags.in_images(
             metavar="HOW",
             autocompletion=one_of("keep", "baseline"),
-            help="keep: keep progressive JPEGs; baseline: make them baseline without loss, to decode faster.",
         ),
     ] = "keep",
     quality: flags.Quality = 90,
-    presize: Annotated[int | None, flags.in_images(metavar="PIXELS", help="Shrink larger images to this side.")] = None,
+    presize: Annotated[int | None, flags.in_images(metavar="PIXELS")] = None,
     presize_mode: Annotated[
         str,
         flags.in_images(
             metavar="SIDE",
             autocompletion=one_of("short", "long", "fit"),
-            help="Which side --presize is for: short; long; fit: short, then crop the central square.",
         ),
     ] = "short",
     max_pixels: flags.MaxPixels = None,
-    min_side: flags.MinSide = None,
+    min_side: flags.MinSide = 1,
     policy: flags.Policy = None,
     image_columns: flags.ImageColumns = None,
     masks: flags.Masks = None,
@@ -88,12 +79,8 @@ def shard_command(
     workers: flags.Workers = None,
     engine: flags.EngineName = "local",
     ray_address: flags.RayAddress = None,
-    append: Annotated[
-        bool, flags.in_run("--append", help="Add the images to the dataset at DST, as its next version.")
-    ] = False,
-    allow_different: Annotated[
-        bool, flags.in_run("--allow-different", help="Append even if options that decide bytes differ.")
-    ] = False,
+    append: Annotated[bool, flags.in_run("--append")] = False,
+    allow_different: Annotated[bool, flags.in_run("--allow-different")] = False,
     overwrite: flags.Overwrite = False,
     fsync: flags.Fsync = False,
     dry_run: flags.DryRun = False,
@@ -130,7 +117,7 @@ def shard_command(
 @reports_build_errors
 def append_command(  # each option is a flag
     src: flags.Src,
-    dst: Annotated[str, typer.Argument(metavar="DST", help="The dataset that grows: a path or URL.")],
+    dst: Annotated[str, typer.Argument(metavar="DST")],
     beam: flags.BeamArguments = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
@@ -140,17 +127,13 @@ def append_command(  # each option is a flag
         list[str] | None,
         flags.in_source(
             metavar="OPTION",
-            help="An option of the dataset's first build to ignore for these images, e.g. image or columns. "
-            "Repeatable.",
         ),
     ] = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: flags.EngineName = "local",
     ray_address: flags.RayAddress = None,
-    overwrite: Annotated[
-        bool, flags.in_run("--overwrite", help="Discard what an interrupted append left behind.")
-    ] = False,
+    overwrite: Annotated[bool, flags.in_run("--overwrite")] = False,
     fsync: flags.Fsync = False,
     dry_run: flags.DryRun = False,
     as_json: flags.AsJson = False,

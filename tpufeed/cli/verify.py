@@ -26,8 +26,6 @@ def verify_command(
         typer.Option(
             metavar="SHARE",
             autocompletion=one_of("all", "5%"),
-            help="all: decode every image; 5%: about one in twenty, always the same images.",
-            show_default="none",
         ),
     ] = None,
     version: flags.Version = None,

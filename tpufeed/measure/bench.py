@@ -68,8 +68,8 @@ class BenchOptions:
         step_ms: milliseconds per batch of your own emulated accelerator.
         steps: number of steps of each measurement.
         seconds: length of each measurement, from its first batch. Default: 8, unless `steps` are given.
-        repeats: number of measurements of each loader. Loaders take turns.
-        warm_up: number of short rounds that are not counted. They fill the page cache and the local copies.
+        repeats: number of measurements of each loader, in turns with other loaders.
+        warm_up: number of short rounds at the beginning that do not count. 0 leaves a cold page cache cold.
         split: the split to read.
         ops: ops as the command line writes them. Default: a random-resized crop and a flip, or a cache's live ops. No
             default for other datasets if there are `device_ops`.

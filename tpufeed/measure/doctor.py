@@ -91,7 +91,7 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     If a stage cannot be measured, it says why, and the other stages are measured.
 
     Args:
-        url: a dataset or cache, or raw images as `tpufeed shard` takes them. "URL=0.7,URL=0.3" is a mixture.
+        url: a dataset or cache, raw images as `tpufeed shard` takes them, or a mixture like "URL=0.7,URL=0.3".
         split: the split to measure. Default: "train", or the first one.
         tpu: TPU type to feed, e.g. "v5e-8". Default: this host's, or v3-8.
         model: the model that it trains. Default: resnet50.
@@ -101,8 +101,8 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
             RandomResizedCrop(224) and HorizontalFlip().
         device_ops: ops that the loader leaves to the device. All figures are those of the host's part.
         seconds: approximate time of all measurements together.
-        steps: a report that `StepClock` saved.
-        profile: a folder that a profiler wrote.
+        steps: a file that a `StepClock` saved: it shows whether the step waits for data or for tracing.
+        profile: a folder that a profiler wrote: it shows how much of a step the TPU waited.
         listener: called with a description of each measurement.
 
     Raises:

@@ -56,14 +56,14 @@ def append(  # noqa: PLR0913  # the public face
 
     Args:
         src: a folder, table, tars or annotations, as in `tpufeed.shard`; it may be the whole source that has grown.
-        dst: the dataset.
+        dst: path or URL of the dataset.
         image: how to read the new source, if that differs from the dataset's first one; see `tpufeed.shard`. COCO's
             folder of images is not taken from the first build.
         label: as for `image`.
         split_by: as for `image`.
         masks: the folder of masks that mirrors this source, if the dataset has such masks.
-        unset: options of the dataset's first build that do not hold for the new source, by their names in
-            `tpufeed.shard`, like ["image", "columns"]. They get their defaults.
+        unset: options of the dataset's first build that get their defaults for the new source, by their names in
+            `tpufeed.shard`, like "image" or "columns".
         max_rejects: fail, and leave the dataset as it is, if more of the new images than this are rejected.
         overwrite: discard what an interrupted append has left, instead of continuing it.
         fsync: write the new shards to the disk before the manifest.

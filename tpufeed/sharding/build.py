@@ -74,38 +74,39 @@ def shard(  # noqa: PLR0913  # the public face
             YOLO data.yaml, or its folder; Pascal VOC's .xml files, or their folder; Parquet files that hold images, or
             a folder of them, as on the Hugging Face hub; a folder that `save_to_disk` of `datasets` wrote.
         dst: path or URL of the new dataset.
-        splits: the share of each split, as a mapping or like "train=0.9,val=0.1", dealt by a stable hash of each path.
-            Default: folders called train, val and so on are the splits; without such folders everything is train.
+        splits: the share of each split, like "train=0.9,val=0.1", dealt by a stable hash of each path. Default: folders
+            called train, val and so on are the splits, without them everything is train.
         split_by: "folder" for the folders right below the source, or the table column that holds the split.
         image: the table column that holds paths, names or images, or the place of the images whose names it holds:
             "train_images", "train_images/{}.jpg" or "train_images/{image_id}.jpg"; the extension of the images in tars;
             or the folder that COCO's file names are relative to, like "train=DIR,val=DIR" for several splits.
-        label: "auto", "none", or the column or key that holds the labels. In a folder of images "parent" takes the
-            innermost folders for the classes instead of the outer ones.
+        label: "auto", "none", the column or key that holds the labels, or "parent", which takes the innermost folders
+            of images for the classes instead of the outer ones.
         label_separator: what stands between several labels in one text, like "|" in "Mass|Nodule": such a sample has
             a list of labels.
         classes: names of the classes in the order of their ids, or a file with one name per line. Default: the names
             that occur.
         shard_bytes: aim for shards of this size, in bytes or like "64MB". Default: 128 MB.
-        shards: aim for this number of shards in the largest split instead; the size of the others follows.
+        shards: aim for this number of shards in the largest split instead. The size of the others follows.
         hosts: make the number of shards of each split a multiple of this, so that all hosts read equally many.
-        names: naming of shards and record keys: "tpufeed", or "kaggle" for programs that follow Kaggle's TPU guides:
-            shards like `train00-512.tfrec`, which end in their number of records, and the keys `image`, `class`,
-            `label` (the class's name), `id` (the sample's path), `size` and `one_hot_class`. Loaders and commands read
-            both.
+        names: naming of shards and record keys: "tpufeed", or "kaggle" for programs that follow Kaggle's TPU guides.
+            These read shards like `train00-512.tfrec`, which end in their number of records, and the keys `image`,
+            `class`, `label` (the class's name), `id` (the sample's path), `size` and `one_hot_class`. Loaders and
+            commands read both.
         seed: decides the global order of the inputs.
-        check: "full" decodes every image strictly, so that none can stop a training run; "header" trusts everything
+        check: "full" decodes every image strictly, so that none can stop a training run, "header" trusts everything
             after a sound header.
-        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change. JPEGs get restart markers
-            without loss, so that loaders decode only the window that a crop needs. "exact" stores such files
-            unchanged; both store AVIF, HEIC and JPEG XL as JPEG. A format stores all images in that format.
-        progressive: "keep" leaves progressive JPEGs as they are; "baseline" rewrites them without loss, to decode two
+        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change, but adds restart markers to
+            JPEGs for fast crops, "exact" stores such files unchanged, and "jpeg", "png" or "webp" encodes all images.
+            Markers cost no quality, and let loaders decode only the window that a crop needs. Both "keep" and "exact"
+            store AVIF, HEIC and JPEG XL as JPEG.
+        progressive: "keep" leaves progressive JPEGs as they are, "baseline" rewrites them without loss, to decode two
             to three times faster.
         quality: quality of JPEG and WebP images that are encoded again, 1 to 100.
         presize: shrink images to this side in pixels, never enlarge them. Default: keep their sizes.
         presize_mode: the side that `presize` gives: "short", "long", or "fit", which gives the shorter side and then
             cuts out the middle square.
-        max_pixels: reject images with more pixels than this, without decoding them.
+        max_pixels: reject images with more pixels than this, without decoding them. Default: 178,956,970.
         min_side: reject images with a shorter side than this, in pixels.
         policy: how to treat odd images, like {"alpha": "black"}; see `tpufeed.images.policy.ImagePolicy`, from `exif`
             to `damaged`.
@@ -123,18 +124,18 @@ def shard(  # noqa: PLR0913  # the public face
         outlines: draw the outlines of objects that COCO's JSON and YOLO's labels have as the column "mask": "semantic",
             1 + the id of the class, or "instance", 1 + the place of the object in the list of boxes. 0 is the
             background, 255 a crowd.
-        boxes: the table column, or the key of a tar's json, that holds the list of a sample's boxes. They are stored
+        boxes: the table column, or the key of a tar's json, that holds the list of a sample's boxes, or with `group_by`
+            the column of a row's box, or the four columns of its numbers, like "xmin,ymin,xmax,ymax". Boxes are stored
             as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for each box.
-            With `group_by`, the column of a row's box, or the four columns of its numbers: "xmin,ymin,xmax,ymax".
-        box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh" or "cxcywh".
-            Append ",relative" if boxes and keypoints are shares of its width and height. "voc" is "xyxy" counted from
-            1, as in Pascal VOC; default for its files, unless a box there begins at 0.
+        box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh", "cxcywh" or
+            "voc" ("xyxy" counted from 1), with ",relative" if boxes and keypoints are shares of its width and height.
+            Default: "xyxy", for Pascal VOC's files "voc", unless a box there begins at 0.
         keypoints: the column that holds the list of a sample's keypoints (x, y and maybe a visibility), or a list of
             keypoints for each box.
         flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like
-            [(1, 2), (3, 4)] or "1:2,3:4": loaders and caches swap them when they mirror a picture. [] or "none" if
-            there are no pairs. Default: COCO's names of keypoints decide.
-        box_columns: columns with a value for each box; if a box is dropped, its values are dropped with it.
+            "1:2,3:4", or "none": loaders and caches swap them when they mirror a picture. A list like
+            [(1, 2), (3, 4)] does as well. Default: COCO's names of keypoints decide.
+        box_columns: columns with a value for each box: if a box is dropped, its values are dropped with it.
             Default with `group_by`: those that differ within an image.
         boxes_outside: what to do with boxes that reach more than 2 pixels beyond their image: "reject" the image;
             "clip" them, or drop them if they lie wholly outside; or "drop" them. The manifest counts dropped and
