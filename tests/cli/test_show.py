@@ -28,7 +28,7 @@ def test_choices_change_the_sheet(run, dataset_url, cache_url, tmp_path):
             [dataset_url],
             [dataset_url, "--seed", "1"],
             [dataset_url, "--split", "val"],
-            [dataset_url, "--class", "cat"],
+            [dataset_url, "--select", "classes=cat"],
             [cache_url],
         ]
     ):
@@ -60,8 +60,8 @@ def test_what_show_refuses(run, dataset_url, tmp_path):
     for flags, message in (
         (["--out", tmp_path / "sheet.bmp"], "sheet.bmp: the sheet's name"),
         (["--out", tmp_path / "no/sheet.png"], "there is no folder"),
-        (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'. It has train, val"),
-        (["--out", tmp_path / "s.png", "--class", "dog"], "no class 'dog'; it has 3: astronaut, cat, coffee"),
+        (["--out", tmp_path / "s.png", "--split", "test"], "has no split 'test'"),
+        (["--out", tmp_path / "s.png", "--select", "classes=dog"], "no class 'dog'"),
         (["--out", tmp_path / "s.png", "--count", "0"], "count is a whole number between 1"),
         (["--out", tmp_path / "s.png", "--size", "1"], "a whole number between 16 and 2048, not 1"),
     ):
@@ -84,6 +84,3 @@ def test_only_samples_of_a_view_are_shown(run, dataset_url, tmp_path, monkeypatc
         done = run("show", dataset_url, *flags, *words)
         assert (done.returncode, json.loads(done.stdout)["images"]) == (0, images), done.stderr
     assert out.exists()
-    refused = run("show", dataset_url, "--select", "classes=cat", "--class", "coffee", *words)
-    assert refused.returncode == 2
-    assert "no class 'coffee'; it has 1" in refused.stderr

@@ -4,15 +4,13 @@ import json
 import re
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image, ImageChops
 
 import tpufeed
 from tests.tfrecords import records_of
-from tpufeed.dataset.reader import Dataset, open_dataset
-from tpufeed.dataset.selection import find_class
+from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ImageError, OptionError, ShardError
 from tpufeed.images.decoding import decode
 from tpufeed.measure import contact_sheet
@@ -49,25 +47,6 @@ def test_the_first_split_is_the_default(dataset_url):
     assert not ImageChops.difference(one.image, other.image).getbbox()
     with pytest.raises(OptionError, match=r"'test'\. .*train, val"):
         make_contact_sheet(dataset, "test")
-
-
-def test_classes_that_are_none(dataset_url, flat_url):
-    dataset = open_dataset(dataset_url)
-    with pytest.raises(OptionError, match="'Gren'; did you mean green"):
-        make_contact_sheet(dataset, "train", class_name="Gren")
-    with pytest.raises(OptionError, match="'4'; it has 4"):
-        make_contact_sheet(dataset, "train", class_name="4")
-    with pytest.raises(OptionError, match="no labels"):
-        make_contact_sheet(open_dataset(flat_url), "train", class_name="red")
-    assert find_class(dataset, "größe猫") == 2
-
-
-def test_a_class_without_a_sample_in_the_split(dataset_url):
-    dataset = open_dataset(dataset_url)
-    classes = (*dataset.manifest.class_names, "none")
-    manifest = msgspec.structs.replace(dataset.manifest, class_names=classes)
-    with pytest.raises(OptionError, match=r"'train' of .*'none'"):
-        make_contact_sheet(Dataset(dataset.store, manifest), "train", class_name="none")
 
 
 def test_variants_stand_side_by_side(cache_url):
@@ -153,8 +132,6 @@ def test_damage_is_marked_and_told(copy):
     left, top = made.corners[2]
     assert made.image.getpixel((left + SIZE // 2, top + 2)) == contact_sheet._FAULT
     assert len({colour for number, colour in enumerate(middles(made)) if number != 2}) == 5
-    of_class = make_contact_sheet(open_dataset(copy), "train", class_name="red")
-    assert of_class.problems in ((problem,), ())
 
 
 @pytest.mark.parametrize(("count", "variants"), [(1, 1), (63, 1), (14, 3)])
@@ -212,15 +189,6 @@ def test_the_label_is_drawn_under_its_image_whatever_it_is(text, dataset_url, fl
     assert make_contact_sheet(open_dataset(flat_url), "train", **options).problems == ()
 
 
-@pytest.mark.parametrize("name", ["blue", "0"])
-def test_one_class(name, dataset_url):
-    dataset = open_dataset(dataset_url)
-    made = make_contact_sheet(dataset, "train", count=5, class_name=name, size_px=SIZE)
-    assert all(blue > 200 and red < 60 for red, _, blue in middles(made))
-    everything = make_contact_sheet(dataset, "train", count=100, class_name=name, size_px=SIZE)
-    assert len(everything.corners) == dataset.split("train").class_counts[0]
-
-
 def test_a_sheet_of_a_view_shows_its_samples_only(dataset_url, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     dataset, said, write = open_dataset(dataset_url), [], contact_sheet._write
@@ -234,17 +202,14 @@ def test_a_sheet_of_a_view_shows_its_samples_only(dataset_url, monkeypatch, tmp_
     colours = [tuple(map(int, decode(each["image/encoded"].values[0])[0, 0])) for each in stored]
     labels = [names[each["image/class/label"].values[0]] for each in stored]
     fold, two = dataset.select(fold=(0, 3)), dataset.select(classes=[names[3], names[1]])
-    for view, class_name in ((fold, None), (two, None), (two, names[1]), (two, "1"), (fold, names[2])):
+    for view in (fold, two, two.select(classes=[names[1]]), fold.select(classes=[names[2]])):
         said.clear()
-        made = make_contact_sheet(view, "train", count=100, size_px=SIZE, class_name=class_name)
-        wanted = view if class_name is None else view.select(classes=[class_name])
-        samples = wanted.samples("train").tolist()
+        made = make_contact_sheet(view, "train", count=100, size_px=SIZE)
+        samples = view.samples("train").tolist()
         assert middles(made) == [colours[sample] for sample in samples]
         assert said[1::2] == [labels[sample] for sample in samples]
         assert view.selection.text in said[0]
     assert len(make_contact_sheet(fold, "train", count=4, size_px=SIZE).corners) == 4
-    with pytest.raises(OptionError, match="'Gren'; did you mean green"):
-        make_contact_sheet(two, "train", class_name="Gren")
-    one = dataset.select(samples=[labels.index(names[0])], split="train")
-    with pytest.raises(OptionError, match=r"\(samples=1 samples\) holds no samples of class"):
-        make_contact_sheet(one, "train", class_name=names[1])
+    one = dataset.select(samples=[labels.index(names[0])], split="train").select(classes=[names[1]])
+    with pytest.raises(OptionError, match=r"samples=1 samples.* holds no samples"):
+        make_contact_sheet(one, "train")

@@ -1,10 +1,9 @@
-"""Samples to look at: spread over a split, or of one class."""
+"""Samples to look at, spread over a split."""
 
 import numpy as np
 
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.measure import sampling
-from tpufeed.measure.sampling import draw_evenly, draw_of_class
+from tpufeed.measure.sampling import draw_evenly
 
 
 def test_samples_are_spread_over_the_split_and_seeded(dataset_url):
@@ -22,15 +21,3 @@ def test_samples_are_spread_over_the_split_and_seeded(dataset_url):
         == draw_evenly(dataset, "train", 9, 1)
         != draw_evenly(dataset, "train", 9, 2)
     )
-
-
-def test_a_class_is_read_no_further_than_needed(dataset_url, monkeypatch):
-    dataset, read = open_dataset(dataset_url), []
-    original = sampling.Reader.read_many
-    monkeypatch.setattr(
-        sampling.Reader, "read_many", lambda self, places: read.extend(places) or original(self, places)
-    )
-    places, _ = draw_of_class(dataset, "train", 2, 1, 0)
-    assert places[0] in read
-    assert len(read) < dataset.split("train").records
-    assert draw_of_class(dataset, "train", 2, 3, 5) == draw_of_class(dataset, "train", 2, 3, 5)

@@ -22,10 +22,6 @@ def show_command(
     ],
     split: flags.SplitName = None,
     select: flags.Select = None,
-    class_name: Annotated[
-        str | None,
-        _sheet("--class", metavar="NAME", help="Only samples of this class, by name or id.", show_default="all"),
-    ] = None,
     count: Annotated[int, _sheet(metavar="N", help="Images on the sheet; each variant of a cache counts.")] = 64,
     seed: Annotated[int, _sheet(metavar="N", help="Seed for the choice of samples.")] = 0,
     size: Annotated[int, _sheet(metavar="PIXELS", help="Side of the thumbnails.")] = 160,
@@ -38,14 +34,14 @@ def show_command(
 
     Examples:
       tpufeed show flowers --out sheet.png
-      tpufeed show gs://bucket/flowers --split val --class rose --count 16 --out roses.webp
+      tpufeed show gs://bucket/flowers --split val --select classes=rose --out roses.webp
       tpufeed show flowers --select fold=0/5 --out fold.png
     """
     from tpufeed.measure.contact_sheet import check_sheet_path, make_contact_sheet, write_sheet
 
     check_sheet_path(out)
     dataset = flags.open_selected(url, version, select)
-    sheet = make_contact_sheet(dataset, split, count=count, class_name=class_name, seed=seed, size_px=size)
+    sheet = make_contact_sheet(dataset, split, count=count, seed=seed, size_px=size)
     write_sheet(sheet.image, out)
     width, height = sheet.image.size
     if as_json:

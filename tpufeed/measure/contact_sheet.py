@@ -22,13 +22,12 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FILENAME, LABEL, FeatureSpec
-from tpufeed.dataset.selection import find_class
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.measure.files import check_output, write_file
-from tpufeed.measure.sampling import Place, default_split, draw_evenly, draw_of_class, iter_payloads, read_labels
+from tpufeed.measure.sampling import Place, default_split, draw_evenly, iter_payloads, read_labels
 from tpufeed.options import between, checked
 from tpufeed.stream.columns import Sample
 from tpufeed.text import format_count
@@ -70,37 +69,31 @@ def make_contact_sheet(
     split: str | None = None,
     *,
     count: Annotated[int, between(1, 10_000)] = 64,
-    class_name: str | None = None,
     seed: int = 0,
     size_px: Annotated[int, between(16, 2048)] = 160,
 ) -> ContactSheet:
     """Draw thumbnails of samples of a split, with label and file name or sample number.
 
-    Only the shown records are read, and those that are searched for a class.
+    Only the shown records are read.
 
     Args:
         dataset: the dataset.
         split: the split. Default: "train", or the first one.
         count: most images on the sheet. A cache shows all K variants of count // K samples.
-        class_name: show only samples of this class, by name or id.
         seed: seed for the choice of samples.
         size_px: side of the square that each image is fitted into.
 
     Raises:
-        OptionError: there is no such split or class, or the split has no sample of it.
+        OptionError: there is no such split, or it has no samples.
         ShardError: a shard is missing, or is not the one in the manifest.
     """
     manifest = dataset.manifest
     split = default_split(dataset) if split is None else split
     variants = dataset.split(split).variants
     drawn = max(1, count // len(variants))
-    if class_name is None:
-        places, problems = draw_evenly(dataset, split, drawn, seed), list[str]()
-    else:
-        places, problems = draw_of_class(dataset, split, find_class(dataset, class_name), drawn, seed)
+    places, problems = draw_evenly(dataset, split, drawn, seed), list[str]()
     if not places:
-        what = "" if class_name is None else f" of class {class_name!r}"
-        raise OptionError(f"split {split!r} of {dataset.label} holds no samples{what}")
+        raise OptionError(f"split {split!r} of {dataset.label} holds no samples")
 
     sample_px, row_px = len(variants) * (size_px + _GAP_PX) + _GAP_PX, size_px + _LABEL_PX + _NAME_PX + _GAP_PX
     columns = max(1, min(len(places), round(math.sqrt(len(places) * row_px / sample_px))))

@@ -1,4 +1,4 @@
-"""Choose samples of a split and read them: spread over the whole split, or of one class."""
+"""Choose samples that are spread over a split, and read them."""
 
 import random
 import time
@@ -15,7 +15,6 @@ from tpufeed.errors import RecordError, advised
 from tpufeed.text import format_count
 from tpufeed.tfrecord.example import decode_example
 
-_BLOCK = 32
 _MOST_TAKEN, _TAKEN_AT_ONCE = 512, 16
 
 Place = tuple[int, int]  # (shard, record)
@@ -33,33 +32,6 @@ def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Pla
     count = min(count, total)
     drawn = [draw.randrange(total * part // count, total * (part + 1) // count) for part in range(count)]
     return _find_places(dataset, split, np.array(drawn, np.int64))
-
-
-def draw_of_class(dataset: Dataset, split: str, label: int, count: int, seed: int) -> tuple[list[Place], list[str]]:
-    """Draw up to `count` samples of a class, in the split's order. Also return messages about damaged records.
-
-    Reads records in random order until there are enough: most of the split if the class is rare.
-    """
-    counts = dataset.class_counts(split) if dataset.chosen(split) is None else ()  # a view's would have to be read
-    wanted = min(count, counts[label]) if label < len(counts) else count
-    reader, draw = dataset.reader(split), random.Random(seed)
-    found, problems = list[Place](), list[str]()
-    edges = np.cumsum([0, *dataset.shard_records(split)])
-    shards = list(range(len(edges) - 1))
-    draw.shuffle(shards)
-    for shard in shards:
-        of_shard = _find_places(dataset, split, np.arange(edges[shard], edges[shard + 1]))
-        draw.shuffle(of_shard)
-        for start in range(0, len(of_shard), _BLOCK):
-            if len(found) >= wanted:
-                return sorted(found[:wanted]), problems
-            places = of_shard[start : start + _BLOCK]
-            for place, payload in zip(places, iter_payloads(reader, places), strict=True):
-                if isinstance(payload, RecordError):
-                    problems.append(str(payload))
-                elif label in read_labels(dataset, payload):
-                    found.append(place)
-    return sorted(found[:wanted]), problems
 
 
 def _find_places(dataset: Dataset, split: str, numbers: Ints) -> list[Place]:
