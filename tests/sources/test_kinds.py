@@ -3,12 +3,14 @@
 import os
 import shutil
 import tempfile
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tpufeed.errors import NoInputsError, SourceError, UnknownSchemeError
+from tpufeed.storage.local import LocalStore
 
 NOBODY = 65534
 
@@ -62,6 +64,24 @@ def test_a_folder_called_like_a_file_is_a_folder(tree, take, tmp_path):
 def test_no_images_in_folders_of_tars(tree, take):
     with pytest.raises(NoInputsError, match="2 files"):
         take(tree("train/0.tar", "val/0.tar"))
+
+
+def test_kinds_look_at_one_listing_of_a_folder(tree, take, monkeypatch):
+    folder, calls = tree("cat/1.jpg", "dog/2.jpg"), Counter()
+
+    def count(name):
+        whole = getattr(LocalStore, name)
+
+        def counted(*args):
+            calls[name] += 1
+            yield from whole(*args)
+
+        monkeypatch.setattr(LocalStore, name, counted)
+
+    count("iter_folders")
+    count("iter_objects")
+    assert take(folder)[0].count == 2
+    assert calls == {"iter_folders": 1, "iter_objects": 1}
 
 
 def test_a_source_that_nothing_opens(take):

@@ -208,7 +208,7 @@ class ShardOptions:
             "box_columns": list(self.box_columns or ()),
         }
         given = {name for name, value in stored.items() if value and value != OPTIONS[name].default}
-        return images | {name: value for name, value in stored.items() if name in given | _ALWAYS_STORED}
+        return {name: value for name, value in stored.items() if name in given | _ALWAYS_STORED} | images
 
 
 OPTIONS: Mapping[str, Field[Any]] = {option.name: option for option in fields(ShardOptions) if option.init}
