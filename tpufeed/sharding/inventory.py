@@ -45,7 +45,8 @@ from tpufeed.sources.kinds import find_source
 from tpufeed.sources.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.outlines import MOST_VALUES
-from tpufeed.sources.source import Contents, Found, Source, file_of_row, identity_of, read_size, size_columns
+from tpufeed.sources.paths import file_of_row, identity_of
+from tpufeed.sources.source import Contents, Found, Source, read_size, size_columns
 from tpufeed.sources.table import box_flags
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError

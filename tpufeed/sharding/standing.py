@@ -18,7 +18,7 @@ from tpufeed.dataset.schema import OWN_NAMES, FeatureSpec
 from tpufeed.errors import ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sources.boxes import FlipPairs
 from tpufeed.sources.columns import Declared
-from tpufeed.sources.source import file_of_row
+from tpufeed.sources.paths import file_of_row
 from tpufeed.storage.reading import read_certain
 from tpufeed.storage.store import Store, open_store
 

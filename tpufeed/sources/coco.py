@@ -23,6 +23,7 @@ from tpufeed.sources.coco_folders import find_images, find_splits, parse_named, 
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.outlines import coco_outlines
+from tpufeed.sources.paths import identity_of, name_of_row, resolve, whole
 from tpufeed.sources.source import (
     BOXES,
     KEYPOINTS,
@@ -32,13 +33,9 @@ from tpufeed.sources.source import (
     Place,
     Source,
     check_declares_all,
-    identity_of,
     item_of,
     listing,
-    name_of_row,
     read_size,
-    resolve,
-    whole,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store

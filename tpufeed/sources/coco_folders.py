@@ -10,7 +10,8 @@ from pathlib import Path
 from tpufeed.dataset.naming import SPLIT_OF_WORD, check_split_name, splits_mentioned
 from tpufeed.errors import OptionError, TpufeedError
 from tpufeed.sources.inputs import Files
-from tpufeed.sources.source import Folder, Place, is_hidden, listing, parent_of, resolve
+from tpufeed.sources.paths import is_hidden, parent_of, resolve
+from tpufeed.sources.source import Folder, Place, listing
 from tpufeed.storage.store import ObjectInfo, Store, open_store
 
 _TRIED_IMAGES = 16

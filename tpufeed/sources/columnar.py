@@ -25,19 +25,9 @@ from tpufeed.images.header import sniff
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.labels import are_renamed
 from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.paths import ARROW, PARQUET, is_hidden, name_of_row
 from tpufeed.sources.row_groups import chunk_of, iter_leaf, open_parquet, parquet_errors
-from tpufeed.sources.source import (
-    ARROW,
-    PARQUET,
-    Contents,
-    Folder,
-    Found,
-    Place,
-    Source,
-    is_hidden,
-    listing,
-    name_of_row,
-)
+from tpufeed.sources.source import Contents, Folder, Found, Place, Source, listing
 from tpufeed.sources.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,

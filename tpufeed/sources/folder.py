@@ -18,17 +18,8 @@ from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.source import (
-    IMAGE_SUFFIXES,
-    Folder,
-    Found,
-    Place,
-    Source,
-    is_hidden,
-    is_image_name,
-    listing,
-    stem_of,
-)
+from tpufeed.sources.paths import IMAGE_SUFFIXES, is_hidden, is_image_name, stem_of
+from tpufeed.sources.source import Folder, Found, Place, Source, listing
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store, url_scheme
 from tpufeed.text import format_names

@@ -17,7 +17,8 @@ from tpufeed.sources.folder import SPLIT_NAME, has_split_folders
 from tpufeed.sources.grouped import Rows, open_groups
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.source import Contents, Folder, Found, Place, is_image_name, listing
+from tpufeed.sources.paths import is_image_name
+from tpufeed.sources.source import Contents, Folder, Found, Place, listing
 from tpufeed.sources.table import ROWS_AT_ONCE, Change, Record, Row, TableColumns, TableSource, iter_head
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.text import format_names

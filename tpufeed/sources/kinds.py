@@ -16,7 +16,8 @@ from tpufeed.sources.grouped import GroupedSource
 from tpufeed.sources.imagefolder import ImageFolderSource
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.outlines import import_pycocotools
-from tpufeed.sources.source import PARQUET, Folder, Place, Source, listing
+from tpufeed.sources.paths import PARQUET
+from tpufeed.sources.source import Folder, Place, Source, listing
 from tpufeed.sources.table import TableSource
 from tpufeed.sources.tars import TarSource
 from tpufeed.sources.voc import VocSource

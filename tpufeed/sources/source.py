@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import os
-import posixpath
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,32 +11,20 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from tpufeed.builds.item import Item, Labels
 from tpufeed.dataset.naming import read_classes
-from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError, url_identity
+from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError
 from tpufeed.sources.boxes import FlipPairs, declare
 from tpufeed.sources.columns import Declared
 from tpufeed.sources.inputs import Files, iter_read
 from tpufeed.sources.options import ShardOptions
-from tpufeed.storage.store import ObjectInfo, Store, url_scheme
+from tpufeed.sources.paths import ARROW, PARQUET, is_hidden, is_image_name
+from tpufeed.storage.store import ObjectInfo, Store
 
 BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them
 _MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
 _SAID = 40  # characters of a value in a message
-_ROW_DIGITS = 9  # so that names sort as rows
 _MOST_LOOKED_AT = 10_000  # files of a folder, before it is taken for one with images
-PARQUET, ARROW = ".parquet", ".arrow"
-_ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    *(".avif", ".heic", ".heif", ".hif", ".jxl"),
-)
-# Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
-HIDDEN_FOLDERS = (
-    r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
-    r"system volume information|lost\+found"
-)
-_HIDDEN = re.compile(rf"(?:\A|/)(?:\.(?!\.)|(?:{HIDDEN_FOLDERS})(?:/|\Z))")
 
 
 _Row = TypeVar("_Row")
@@ -286,69 +271,3 @@ def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str,
     }
     limit = f"expected at most {MOST_ANNOTATION_BYTES >> 20} MB"
     return {item.path: found.get(item.path, f"the file has {item.bytes:,} bytes; {limit}") for item in items}
-
-
-def is_image_name(name: str) -> bool:
-    """Return true for an image's name, unless it or a folder is hidden (.ipynb_checkpoints, ._x.jpg, @eaDir)."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name)
-
-
-def is_hidden(name: str) -> bool:
-    """Return true for a name or path with a file or folder that other programs hide."""
-    return _HIDDEN.search(name.lower()) is not None
-
-
-def stem_of(name: str) -> str:
-    """Return a relative path without the suffix of an image."""
-    return name.rpartition(".")[0]
-
-
-def name_of_row(file: str, row: int) -> str:
-    """Return the name of the image in row `row` (from 0) of a file."""
-    return f"{file}/{row:0{_ROW_DIGITS}d}"
-
-
-def file_of_row(path: str) -> str:
-    """Return the file of an image that is named by `name_of_row`, maybe followed by a name; empty for others."""
-    match = _ROW.match(path)
-    return match[1] if match else ""
-
-
-def identity_of(base: str, path: str) -> str:
-    """Return the identity of a path or URL of a source at `base`, however it is signed; see `errors.url_identity`."""
-    if "?" in path and "://" not in path and url_scheme(base) in ("http", "https"):
-        root = "https://host/"
-        return url_identity(root + path).removeprefix(root)
-    return url_identity(path)
-
-
-def resolve(base: str, path: str) -> str:
-    """Return the file that `path` in a table at `base` means: a name below `base` if possible, else a path or URL."""
-    if url_scheme(path) == "file":
-        if "://" in path:
-            host, slash, rest = path.partition("://")[2].partition("/")
-            path = ("" if host == "localhost" else host) + slash + rest
-    else:
-        name = path.removeprefix(base.rstrip("/") + "/")
-        is_clean = posixpath.normpath(name) == name and not name.startswith(("/", "../"))  # false for URLs, for "//"
-        return name if is_clean else path
-    if path.startswith("/") and url_scheme(base) != "file":  # a local file, as in every other program
-        return posixpath.normpath(path)
-    if url_scheme(base) == "file":
-        full = os.path.normpath(os.path.join(base, path))  # noqa: PTH118  # Path would not resolve '..'
-        return full.removeprefix(base.rstrip("/") + "/")
-    scheme, _, root = base.partition("://")
-    full = posixpath.normpath(posixpath.join("/" + root, path))
-    below = "/" + root.rstrip("/") + "/"
-    return full.removeprefix(below) if full.startswith(below) else f"{scheme}:/{full}"
-
-
-def parent_of(url: str) -> str:
-    """Return the folder that holds a folder; empty for a bucket and a root."""
-    parent = url.rstrip("/").rpartition("/")[0]
-    return "" if parent.endswith((":", "/")) else parent
-
-
-def whole(base: str, file: str) -> str:
-    """Return the path or URL of a file that `resolve` has given for `base`."""
-    return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"

@@ -22,19 +22,9 @@ from tpufeed.dataset.schema import BOX_NAMES, name_boxes
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
 from tpufeed.sources.inputs import Files, is_web
 from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.paths import IMAGE_SUFFIXES, identity_of, is_hidden, is_image_name, resolve, stem_of
 from tpufeed.sources.row_groups import parquet_errors
-from tpufeed.sources.source import (
-    IMAGE_SUFFIXES,
-    Found,
-    Place,
-    Source,
-    identity_of,
-    is_hidden,
-    is_image_name,
-    listing,
-    resolve,
-    stem_of,
-)
+from tpufeed.sources.source import Found, Place, Source, listing
 from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 from tpufeed.text import format_names

@@ -17,7 +17,8 @@ from tpufeed.dataset.naming import count_ending, splits_mentioned
 from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.source import HIDDEN_FOLDERS, IMAGE_SUFFIXES, Folder, Found, Place, Source, listing
+from tpufeed.sources.paths import HIDDEN_FOLDERS, IMAGE_SUFFIXES
+from tpufeed.sources.source import Folder, Found, Place, Source, listing
 from tpufeed.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo

@@ -15,6 +15,7 @@ from tpufeed.errors import ImageError, OptionError, SourceError
 from tpufeed.sources.boxes import VOC
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.paths import is_hidden, is_image_name, parent_of, stem_of
 from tpufeed.sources.source import (
     BOXES,
     Contents,
@@ -24,14 +25,10 @@ from tpufeed.sources.source import (
     Source,
     check_declares_all,
     chunks_of,
-    is_hidden,
-    is_image_name,
     item_of,
     listing,
-    parent_of,
     read_annotations,
     read_size,
-    stem_of,
 )
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
 from tpufeed.text import format_names

@@ -25,6 +25,7 @@ from tpufeed.errors import (
 from tpufeed.sources.boxes import FlipPairs
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.paths import identity_of, is_image_name, resolve, stem_of, whole
 from tpufeed.sources.source import (
     BOXES,
     KEYPOINTS,
@@ -35,14 +36,9 @@ from tpufeed.sources.source import (
     Source,
     check_declares_all,
     chunks_of,
-    identity_of,
-    is_image_name,
     item_of,
     listing,
     read_annotations,
-    resolve,
-    stem_of,
-    whole,
 )
 from tpufeed.storage.reading import open_compared
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
