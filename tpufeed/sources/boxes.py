@@ -33,7 +33,7 @@ def check_format(box_format: str) -> tuple[str, bool]:
 
     Args:
         box_format: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height), "cxcywh" (middle, width,
-            height), followed by ",relative" for shares; or "voc" ("xyxy", counted from 1).
+            height), followed by ",relative" for shares, or "voc" ("xyxy", counted from 1).
 
     Raises:
         OptionError: the format is unknown.
@@ -102,7 +102,7 @@ def mark_boxes(
     If images `are_cut`, boxes may be dropped, so that samples may have fewer than in their source.
 
     Raises:
-        OptionError: a column is missing, or lacks a value for each box; keypoints have a wrong shape, or `flip_pairs`
+        OptionError: a column is missing or lacks a value for each box, keypoints have a wrong shape, or `flip_pairs`
             do not fit them.
     """
     missing = set(box_columns) - {spec.name for spec in features}
@@ -134,7 +134,7 @@ def mark_boxes(
 
 
 class BoxMover:
-    """Moves boxes and keypoints into pixels of the stored image; `box_format` as in `check_format` is for both.
+    """Moves boxes and keypoints into pixels of the stored image. `box_format` as in `check_format` is for both.
 
     Attributes:
         is_relative: their numbers are shares of the image's width and height.
@@ -163,12 +163,12 @@ class BoxMover:
     ) -> tuple[dict[str, Feature], _Bools, int]:
         """Return the features of a sample with boxes and keypoints moved, which boxes are kept, and how many clipped.
 
-        `source` is the height and width of the image that their numbers refer to; `stored` maps it to the stored one. A
+        `source` is the height and width of the image that their numbers refer to. `stored` maps it to the stored one. A
         box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it. A box is clipped
         silently if it reaches at most 2 pixels beyond the image.
 
         Raises:
-            ImageError: bad_box: a box or keypoint is impossible; names column and value.
+            ImageError: bad_box: a box or keypoint is impossible. Names column and value.
         """
         height, width = source
         scale = np.array([width, height], np.float64) if self.is_relative else np.ones(2)

@@ -46,7 +46,7 @@ _SHOWN = 3
 _EXPECTED = "expected an object with 'images', 'annotations' and 'categories'"
 _BOX = 4
 _MOST_POINTS = 512  # keypoints of an object: a face has up to 478
-_MOST_POINTS_OF_IMAGE = 200_000  # keypoints; an object without keypoints takes as many numbers as the others
+_MOST_POINTS_OF_IMAGE = 200_000  # keypoints, also of objects that have none
 _SAID = 40  # characters of a value in a message
 _INT64 = 1 << 63
 _LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
@@ -102,7 +102,7 @@ _OBJECT: Any = msgspec.Struct  # rows have the fields of other structs, which ar
 
 
 def _loosen(kind: Any) -> Any:
-    """Return the type of rows with the fields of a struct, of any types; a row may also not be an object."""
+    """Return the type of rows with the fields of a struct, of any types. A row may also not be an object."""
     types = {"segmentation": (msgspec.Raw, msgspec.Raw())}
     fields = [(name, *types.get(name, (Any, None))) for name in kind.__struct_fields__]
     loose: Any = msgspec.defstruct(kind.__name__, fields, gc=False)
@@ -133,8 +133,8 @@ class Coco:
     categories: dict[int, str] = field(default_factory=dict)  # names in the order of their ids
     class_names: tuple[str, ...] = ()  # each name once
     annotations: dict[int, list[_Annotation]] = field(default_factory=dict)  # by the id of their image
-    keypoints: int = 0  # of an annotation; 0 if no annotation has any
-    flip_pairs: FlipPairs | None = None  # keypoints that are left and right, by their names; None if these do not tell
+    keypoints: int = 0  # of an annotation, or 0 if no annotation has any
+    flip_pairs: FlipPairs | None = None  # keypoints that are left and right, if their names tell
     problems: dict[Any, str] = field(default_factory=dict)  # why annotations were refused, by the id of their image
     lost: list[tuple[str, str]] = field(default_factory=list)  # images without id or name: a name and what is wrong
     notes: list[str] = field(default_factory=list)  # what was left out, as sentences
@@ -144,7 +144,7 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
     """Read the file `name`, with its segmentations if `outlines` are drawn.
 
     Raises:
-        SourceError: it is not a COCO file, or contradicts itself; says where.
+        SourceError: it is not a COCO file, or contradicts itself. Says where.
         NoInputsError: it names no images.
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
@@ -283,7 +283,7 @@ def _take_rows(
 
 
 def _take_fields(row: Any) -> str:
-    """Give the fields of an annotation the types that COCO has; return the name of one for which that is impossible."""
+    """Give the fields of an annotation COCO's types. Return the name of the first field that cannot have its type."""
     category, crowd, points = _to_id(row.category_id), row.iscrowd, row.keypoints
     if category is None:
         return "category_id"
@@ -298,7 +298,7 @@ def _take_fields(row: Any) -> str:
 
 
 def _find_fault(one: _Annotation, coco: Coco) -> str:
-    """Return the field of an annotation that is wrong; empty for a sound annotation."""
+    """Return the field of an annotation that is wrong, or empty text for a sound annotation."""
     if one.category_id not in coco.categories:
         return f"'category_id' {one.category_id}, which is not among its {len(coco.categories)} categories"
     if not -_INT64 <= one.iscrowd < _INT64:
@@ -310,7 +310,7 @@ def _find_fault(one: _Annotation, coco: Coco) -> str:
 
 
 def _pair_names(names: Any, points: int) -> FlipPairs | None:
-    """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear; None if there are none."""
+    """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear, or None if there are none."""
     if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
         return None
     places = {name.lower(): place for place, name in enumerate(names)}
@@ -452,7 +452,7 @@ class CocoSource(Source):
 
 
 def _common_base(bases: Sequence[str]) -> str:
-    """Return the folder that holds all of some folders; the first one if no folder does. Raises OptionError."""
+    """Return the folder that holds all of some folders, or the first one if no folder does. Raises OptionError."""
     if len(set(bases)) > 1 and any("::" in base for base in bases):
         raise OptionError(f"images of several splits are in a zip ({', '.join(bases[:_SHOWN])}); unpack it first")
     levels = zip(*(base.split("/") for base in bases), strict=False)

@@ -27,18 +27,18 @@ _GENERAL = _IMAGES | _ANNOTATIONS | {"coco", "instance", "keypoint", "person", "
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*)=(.+)", re.DOTALL)
 _ROBOFLOW = "_annotations.coco.json"
 _INSTANCES = re.compile(r"annotations/(instances_[^/]+)\.json")
-# Folders beside `annotations`, without digits and a plural's s; others may be classes.
+# Folders beside `annotations`, without digits and a plural's s. Others may be classes.
 _BESIDE = frozenset(("annotation", "image", "img", "label", "mask", "unlabeled"))
 
 
 def parse_named(text: str) -> list[tuple[str, str]]:
-    """Return splits and values of `train=a,val=b`; nothing if the text has another form."""
+    """Return splits and values of `train=a,val=b`, or nothing if the text has another form."""
     found = [_NAMED.fullmatch(part) for part in re.split(r",(?=[A-Za-z0-9][A-Za-z0-9_.-]*=)", text)]
     return [(each[1], each[2]) for each in found if each is not None] if all(found) else []
 
 
 def named_splits(url: str) -> list[tuple[str, Store, str]]:
-    """Return split, folder and name of each file in `train=a.json,val=b.json`; nothing if `url` has another form.
+    """Return split, folder and name of each file in `train=a.json,val=b.json`, or nothing if `url` has another form.
 
     Raises:
         OptionError: a split cannot be called so.
@@ -84,7 +84,7 @@ def find_splits(folder: Folder) -> Place | None:
 
 
 def _place_of(folder: Folder, files: Sequence[tuple[str | None, ObjectInfo]], note: str) -> Place | None:
-    """Return the place of some files, with a part for each in its own folder; None if there are none."""
+    """Return the place of some files, with a part for each in its own folder, or None if there are none."""
     parts = list[Place]()
     for split, info in sorted(files, key=lambda file: file[1].name):
         inner, _, name = info.name.rpartition("/")
@@ -97,17 +97,19 @@ def _place_of(folder: Folder, files: Sequence[tuple[str | None, ObjectInfo]], no
 def find_images(where: str, names: Sequence[str], store: Store, folder: str | None) -> Store:
     """Find the folder that the `names` of images are relative to.
 
-    `store` has the file at `where` that names them; a user may name the `folder`.
+    `store` has the file at `where` that names them. A user may name the `folder`.
 
-    It is the folder of the file, if the images are there; else a folder inside it, or inside one of these that is
-    called `images`. COCO's own files are in `annotations`, next to `train2017` and so on: from a folder of such a name
+    It is the folder of the file, if the images are there, else a folder inside it, or inside one of these that is
+    called `images`. COCO's own files are in `annotations`, next to `train2017` and so on. From a folder of such a name
     the search starts one folder higher. Annotation tools give the images of every project the same names. So a folder
-    is only taken if nothing speaks against it: it holds all images of the probe, or its name is like the file's; its
-    name does not mention another split; no other folder holds them as well; and its name is usual for images, or it is
-    the only folder there.
+    has to fulfil all of these:
+      - It holds all images of the probe, or its name is like the file's.
+      - Its name does not mention another split.
+      - No other folder holds them as well.
+      - Its name is usual for images, or it is the only folder there.
 
     Raises:
-        OptionError: there is no such folder, or several are possible; says what to pass.
+        OptionError: there is no such folder, or several are possible. Says what to pass.
         UnavailableError, AccessError: the store does not answer, or refuses.
     """
     if folder is not None:
@@ -182,7 +184,7 @@ def _look_around(tops: Sequence[str], names: Sequence[str]) -> tuple[dict[str, i
 
 
 def with_slashes(name: str) -> str:
-    """Return a path that was written on Windows as it is here; the same text for other names."""
+    """Return a path that was written on Windows as it is here, and the same text for other names."""
     return posixpath.normpath(name.replace("\\", "/")) if "\\" in name and "://" not in name else name
 
 

@@ -233,7 +233,7 @@ class ColumnarSource(Source):
         with _open_file(self._store, info.name) as file:
             layout = _Layout(file, f"{self.base}/{info.name}", self._plain)
             columns = layout.choose(options)
-            # Test sets of contests often have no labels; each of their images would be a reject.
+            # Test sets of contests often have no labels. Each of their images would be a reject.
             is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
             notes = [layout.format_left_out(columns)]
             if is_unlabelled:
@@ -344,7 +344,7 @@ class _Layout:
         return tuple(map(str, names)) if isinstance(names, list) and names else None
 
     def format_left_out(self, columns: TableColumns) -> str:
-        """Return a warning of the columns that records do not hold; empty if there are none."""
+        """Return a warning of the columns that records do not hold, or empty text if there are none."""
         images = [name for name in self.images if name not in columns.files]
         said = [f"{name} (images: to take them, pass --image-column {name}={name}:image)" for name in images]
         said += [f"{name} ({self._types[name]})" for name in self._left_out]
@@ -353,7 +353,7 @@ class _Layout:
     def iter_records(
         self, batch: Any, images: Mapping[str, Sequence[ImageRef | None]], file: str, first: int
     ) -> Iterator[Record]:
-        """Yield the records of a batch, which begins at row `first` of the file; see `_Batch`."""
+        """Yield the records of a batch, which begins at row `first` of the file. See `_Batch`."""
         values, paths = dict[str, list[Any]](), dict[str, list[str | None]]()
         for name in self.kept:
             values.update(_flat_values(name, batch.column(name), file))
@@ -377,7 +377,7 @@ class _Layout:
 
 
 def _of_items(node: Any) -> Any:
-    """Return the feature of the items of a list in `datasets`; return any other feature as it is."""
+    """Return the feature of the items of a list in `datasets`, and any other feature as it is."""
     while isinstance(node, list) or (isinstance(node, dict) and node.get("_type") in ("Sequence", "List", "LargeList")):
         node = (node[0] if node else None) if isinstance(node, list) else node.get("feature")
     return node
@@ -411,7 +411,7 @@ def _has_boxes(kind: Any) -> bool:
 
 
 def _flat_names(name: str, kind: Any) -> list[str]:
-    """Return the names of the values of a column; the fields of a struct are `column.field`."""
+    """Return the names of the values of a column. The fields of a struct are `column.field`."""
     kind = kind.value_type if _has_boxes(kind) else kind
     if not _is_struct(kind):
         return [name]

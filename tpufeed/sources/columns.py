@@ -49,7 +49,7 @@ class Declared(NamedTuple):
     name: str
     dtype: DType
     shape: tuple[int, ...] | None = ()  # () for one value, None for any number of items
-    each: tuple[int, ...] | None = ()  # shape of an item; None if the values tell
+    each: tuple[int, ...] | None = ()  # shape of an item, or None if the values tell
     kind: Kind | None = None  # boxes or keypoints
     # A column of a growing dataset, with its type from there: a row has one value, a list of any length, or no value.
     grows: bool = False
@@ -82,7 +82,7 @@ class Declared(NamedTuple):
         return f"{self.dtype}[{','.join(map(str, sizes))}]"
 
     def convert(self, value: Any) -> Any:
-        """Return a value as numbers, in nested lists; None if it is missing. Raises BadValue."""
+        """Return a value as numbers, in nested lists, or None if it is missing. Raises BadValue."""
         if self.dtype in ("bytes", "string"):
             if not self.grows or not isinstance(value, list | tuple):
                 return None if _is_missing(value) else self._check_text(value)
@@ -148,7 +148,7 @@ class Declared(NamedTuple):
             found = np.array(value)
         except ValueError:
             raise BadValue("has rows of several lengths") from None
-        # float64 does not keep all digits of an int64; Python's numbers do.
+        # float64 does not keep all digits of an int64. Python's numbers do.
         is_inexact = found.dtype.kind == "f" and dtype.kind in "iu" and bool((np.abs(found) >= _EXACT_DOUBLE).any())
         if found.dtype.kind not in "biuf" or is_inexact:
             numbers = [self._to_number(item) for item in flatten([value])]
@@ -230,7 +230,7 @@ class _Column:
                 self.texts[value] += 1
 
     def _widen(self, value: Any, row: int) -> None:
-        """Record a value or an item of a list; only an item may be None or empty text."""
+        """Record a value or an item of a list. Only an item may be None or empty text."""
         if value is None:
             self.holes += 1
             self.first_hole = self.first_hole or row
@@ -331,7 +331,7 @@ class ColumnTypes:
     def learn(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, tuple[str, str] | None]:
         """Record a row's values. Return them with declared columns converted, as plain data, and what is wrong.
 
-        Plain data is None, numbers, text, bytes, and lists of these; any other structure becomes JSON.
+        Plain data is None, numbers, text, bytes, and lists of these. Any other structure becomes JSON.
 
         A row with a value that does not fit its declaration is a reject, with the returned reason and message. It does
         not affect types: one bad number would turn its column into lists of 0 or 1 numbers.
@@ -419,7 +419,7 @@ class ColumnTypes:
 def encode_values(
     values: Mapping[str, Any] | None, schema: Sequence[FeatureSpec]
 ) -> tuple[tuple[ColumnValue, ...], ...]:
-    """Return a row's values as the plan holds them, in the order of `schema`; missing ones are empty."""
+    """Return a row's values as the plan holds them, in the order of `schema`, with missing ones empty."""
     encoded = list[tuple[ColumnValue, ...]]()
     for spec in schema:
         value = (values or {}).get(spec.name)
@@ -439,7 +439,7 @@ def decode_values(values: Sequence[Sequence[ColumnValue]], schema: Sequence[Feat
     features = dict[str, Feature]()
     for items, spec in zip(values, schema, strict=True):
         kind = spec.stored_kind
-        if spec.lengths == (0, 0) and not spec.is_raw:  # no row has a type; a later version with values does
+        if spec.lengths == (0, 0) and not spec.is_raw:  # no row has a type. A later version with values does
             features[spec.name] = Feature(None, ())
         elif kind == "int64":
             features[spec.name] = Feature("int64", [int(item) for item in items])
@@ -453,7 +453,7 @@ def decode_values(values: Sequence[Sequence[ColumnValue]], schema: Sequence[Feat
 
 
 def _tensor_shape(value: Sequence[Any]) -> tuple[int, ...] | None:
-    """Return the shape of nested lists of numbers with two axes or more; None for other values."""
+    """Return the shape of nested lists of numbers with two axes or more, or None for other values."""
     return _shape_of(value) if value and isinstance(value[0], list | tuple) else None
 
 
@@ -537,7 +537,7 @@ def _to_int(item: Any) -> int:
 
 
 def _is_rounded(value: Any) -> bool:
-    """Return true if float32 changes a number of many digits (seconds since 1970); few digits (6.02e23) are fine."""
+    """Return true if float32 changes a number of many digits (seconds since 1970). Few digits (6.02e23) are fine."""
     number = float(value)
     if not _EXACT_FLOAT < abs(number) <= _LARGEST_FLOAT:
         return False

@@ -36,7 +36,7 @@ SPLIT_NAME = re.compile(
 
 
 class FolderSource(Source):
-    """Images below a folder; masks may be in a parallel one."""
+    """Images below a folder. Masks may be in a parallel one."""
 
     what, labels_are_names = "folder of images", True
     splits_from = "the first folders"
@@ -74,7 +74,7 @@ class FolderSource(Source):
         self.labels_from = f"the {place_of_class} folders"
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        """Yield the images. The first folder of a path is its split, if there are split folders; then its class."""
+        """Yield the images. The first folder of a path is its split, if there are split folders, the next its class."""
         store, labelled, masks = self._store, self._options.label != "none", self._options.masks
         # Folders in class folders: those right in them, and those right around images, as (class, folder).
         self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()

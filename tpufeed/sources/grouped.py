@@ -40,7 +40,7 @@ class Groups:
     """The rows of a table by the value of one column. An entry of the database has adjacent rows of equal value.
 
     Attributes:
-        varying: columns that differ within a group; a missing value differs from no other.
+        varying: columns that differ within a group. A missing value differs from no other.
         sparse: further columns that some rows of a group have and others lack.
         flags: those of `sparse` that are 1 wherever they have a value: a blank means 0.
     """
@@ -108,7 +108,7 @@ def open_groups(records: Iterable[Record], column: str, where: str) -> Iterator[
 
 
 def _pack(rows: Rows) -> bytes:
-    """Encode rows; values that are neither texts, numbers, bytes, lists nor objects become texts, as in all tables."""
+    """Encode rows. Values that are neither texts, numbers, bytes, lists nor objects become texts, as in all tables."""
     try:
         plain = ((row, one if _TEXTS.issuperset(map(type, one.values())) else _plain(one)) for row, one in rows)
         return _ENCODER.encode(list(plain))
@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 
 def differing(rows: Rows, name: str) -> tuple[tuple[int, Any], tuple[int, Any]] | None:
-    """Return the first two different values of a column with their rows; None if all that there are are equal."""
+    """Return the first two different values of a column with their rows, or None if all that there are are equal."""
     values = [value for _, record in rows if (value := record.get(name)) is not None]
     if values[1:] == values[:-1]:
         return None
@@ -197,7 +197,7 @@ class GroupedSource(TableSource):
     ) -> Row:
         """Return the rows of an image as one.
 
-        `each` are columns with a value for each box, of which `flags` are 1 or blank; `odd` are others that differ
+        `each` are columns with a value for each box, of which `flags` are 1 or blank. `odd` are others that differ
         within some image.
         """
         boxes, problem = self._options.boxes_name, None

@@ -161,7 +161,7 @@ def _find_boxes(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> _B
 
 
 def _one_of(rows: Rows, where: str) -> Row:
-    """Return the first of the rows that name an image; several are a problem."""
+    """Return the first of the rows that name an image. Several are a problem."""
     (number, record), others = rows[0], rows[1:]
     if not others:
         return number, record, None

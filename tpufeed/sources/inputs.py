@@ -27,7 +27,7 @@ _STATS_AT_ONCE = 32
 CHANGED = "changed_during_build"  # the reason of a file that is not as it was listed
 UNREACHABLE = "unreachable"  # the reason of a web URL whose server refuses, or does not answer
 _WEB = ("http", "https")
-# Reasons that follow from a sound header; half of a source's images may have one, so these are not read again.
+# Reasons that follow from a sound header. Half of a source's images may have one, so these are not read again.
 _SOUND = ("too_small", "unsupported", "bad_box")
 
 
@@ -43,7 +43,7 @@ def place_of(image: ImageRef) -> str:
 
 
 class Files:
-    """Finds the files of one source. Thread-safe; each further store is opened once."""
+    """Finds the files of one source. Thread-safe. Each further store is opened once."""
 
     def __init__(self, base: str) -> None:
         self.base = open_store(base)
@@ -79,7 +79,7 @@ class Files:
         return sum(store.retries for store in (self.base, *self._elsewhere.values()))
 
     def stats(self, files: list[str]) -> list[ObjectInfo | TpufeedError | None]:
-        """Return the present state of each file, or why it is not known; many remote files are looked up at once.
+        """Return the present state of each file, or why it is not known. Many remote files are looked up at once.
 
         A web URL whose server refuses, or does not answer, is an ImageError: other rows have other servers.
 
@@ -114,7 +114,7 @@ def iter_taken(
 ) -> Generator[tuple[Item, list[bytes], T | ImageError], None, None]:
     """Yield each input, the bytes of its files, and the result of `take`, or why the input cannot be taken.
 
-    The bytes are those of the last call of `take`; there are none if it was not called. An image that looks damaged is
+    The bytes are those of the last call of `take`. There are none if it was not called. An image that looks damaged is
     read again: it is rejected only if the same bytes come twice.
 
     Raises:
@@ -174,7 +174,7 @@ def iter_read(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, lis
 
 
 def iter_certain(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, list[bytes] | ImageError], None, None]:
-    """Yield what `iter_read` does; bytes that no store has compared with a checksum are read until they came twice.
+    """Yield what `iter_read` does. Bytes that no store has compared with a checksum are read until they came twice.
 
     A row of Parquet is read once: to read it again would decode its row group once more.
     """
@@ -188,7 +188,7 @@ def iter_certain(files: Files, inputs: Sequence[Item]) -> Generator[tuple[Item, 
 
 
 def _read_again(files: Files, item: Item, data: list[bytes] | ImageError) -> list[bytes] | ImageError:
-    """Read the files of an input until their bytes are certain; `data` is from the first reading."""
+    """Read the files of an input until their bytes are certain. `data` is from the first reading."""
     places = [files.find(file) for file in files_of(item)]
     stores = [store for store, _ in places]
     again = (_check(item, stores, [read_span(*each) for each in places]) for _ in itertools.count())

@@ -103,7 +103,7 @@ def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
 
 
 def named_files(url: str) -> tuple[Store, str] | None:
-    """Return the folder of the files that `url` names, and their name or pattern; None if it names a folder."""
+    """Return the folder of the files that `url` names, and their name or pattern, or None if it names a folder."""
     outer, chain, inner = url.partition("::")
     in_zip = outer.lower().startswith("zip://")  # zip://labels.csv::photos.zip names a file in the zip
     path, archive = (outer, chain + inner) if in_zip else (url, "")

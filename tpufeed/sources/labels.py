@@ -11,7 +11,6 @@ from tpufeed.builds.item import Label
 from tpufeed.errors import OptionError, SourceError
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0+)?\s*")
-_NUMBER = re.compile(r"\s*[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]+)?\s*", re.IGNORECASE)
 # Spellings of a missing value, which no class has as its name. Among ids more spellings mean a missing value.
 _MISSING = frozenset({"nan", "<na>", "n/a", "#n/a"})
 _MISSING_AMONG_IDS = _MISSING | {"na", "null", "none"}
@@ -40,9 +39,9 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
     A label that stands for a missing value (`nan`) is not a class. Names that Unicode calls equal are one class.
 
     Args:
-        labels: all labels that occur, each once; None is not a label.
+        labels: all labels that occur, each once. None is not a label.
         fixed: names in the order of their ids. Labels that are whole numbers are ids, unless one of these names is a
-            whole number itself: then they are names. Without it names are sorted; but if all labels are whole numbers,
+            whole number itself: then they are names. Without it names are sorted. But if all labels are whole numbers,
             these are the ids and also name the classes.
         are_names: labels that look like numbers or like a missing value are names as well, as with folders.
 
@@ -86,7 +85,7 @@ def extend_classes(
     """Return the classes of a dataset, followed by new ones, so that each keeps its id.
 
     Args:
-        labels: all labels that occur in the new source, each once; None is not a label.
+        labels: all labels that occur in the new source, each once. None is not a label.
         known: names of the dataset's classes.
         are_names: as in `make_classes`.
         own: all classes of the new source, if it has a list of them. A label that is not one of these names has no
@@ -171,7 +170,7 @@ def are_renamed(own: Sequence[str], given: Sequence[str]) -> bool:
 
 
 def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names: bool) -> Iterator[str]:
-    """Yield warnings of classes that the user may not have meant; `counts` has the number of samples by label.
+    """Yield warnings of classes that the user may not have meant. `counts` has the number of samples by label.
 
     With `are_names` labels cannot be ids: they are names of folders, or from a list of names.
     """
@@ -223,9 +222,9 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
 
 
 def _find_joined(texts: Sequence[str]) -> tuple[list[str], str]:
-    """Return the labels that join others, and what stands between these; no labels if there are none.
+    """Return the labels that join others, and what stands between these, or no labels if there are none.
 
-    `Mass|Nodule` does if any other label has one of its parts; `scab rust` only if `scab` and `rust` are labels.
+    `Mass|Nodule` does if any other label has one of its parts. `scab rust` does only if `scab` and `rust` are labels.
     """
     alone = set(texts)
     for joint in (*_JOINTS, *_LOOSE_JOINTS):

@@ -42,7 +42,7 @@ class ImageColumn(NamedTuple):
     """A further image of each sample."""
 
     name: str  # its column in the dataset
-    column: str  # the table column of its paths, or the suffix of its files in tars; empty for a parallel folder
+    column: str  # the table column of its paths, or the suffix of its files in tars. Empty for a parallel folder
     kind: PictureKind  # "mask" has integers of 8 bits, "depth" of 16 bits
 
     @property
@@ -59,7 +59,7 @@ class ImageColumn(NamedTuple):
 # Options of how to read a source, or of the size of shards: an append may have other values. Other options decide the
 # bytes of records.
 _READING = {"reads": True}
-# Options that plan and manifest hold even if they have their defaults; they have others if these were given.
+# Options that plan and manifest hold even if they have their defaults. Other options are there only if given.
 _ALWAYS_STORED = frozenset(("hosts", "splits", "split_by", "image", "label", "classes", "seed"))
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"})
@@ -113,8 +113,8 @@ class ShardOptions:
     # list still says what its numbers mean.
     keeps_classes: bool = field(default=False, metadata=_READING)
     size_bytes: int = field(init=False)  # `shard_bytes` as a number
-    split_shares: dict[str, float] | None = field(init=False)  # by name; None if the source may say the splits itself
-    class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file; None for those that occur
+    split_shares: dict[str, float] | None = field(init=False)  # by name. None if the source may say the splits itself
+    class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file, or None for those that occur
     images: ImagePolicy = field(init=False)  # how images are checked and stored
     box_sides: tuple[str, ...] = field(init=False)  # the four columns that `boxes` names, if it is not one
     boxes_name: str | None = field(init=False)  # the column of boxes in the dataset
@@ -244,7 +244,7 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
 
 
 def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:
-    """Return the four columns of "xmin,ymin,xmax,ymax"; nothing if `boxes` names one column. Raises OptionError."""
+    """Return the four columns of "xmin,ymin,xmax,ymax", or nothing if `boxes` names one column. Raises OptionError."""
     sides = tuple(name.strip() for name in boxes.split(","))
     if len(sides) == 1 or (len(sides) != BOX and not is_grouped):
         return ()

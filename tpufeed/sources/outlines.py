@@ -24,7 +24,7 @@ _CROWD = 255
 _LEAST_NUMBERS = 6  # of a polygon. With 4, pycocotools would take it for a box
 _MOST_PIXELS = 3 << 24  # of an image. With more, pycocotools may write past the end of its run lengths
 _MOST_LENGTH_PX = 4 << 20  # of a polygon: pycocotools allocates 80 bytes per pixel of its length
-_RUN_LENGTHS = re.compile(rb"(?:[P-o]{0,5}[0-O])++")  # 5 bits per character, the last below "P"; 30 bits are enough
+_RUN_LENGTHS = re.compile(rb"(?:[P-o]{0,5}[0-O])++")  # 5 bits per character, the last below "P". 30 bits are enough
 _SAID = 60  # characters of a value in a message
 
 
@@ -82,7 +82,7 @@ def _read_segmentation(segmentation: bytes, size: tuple[int, int] | None) -> tup
 
 
 def find_fault(outline: Outline, size: tuple[int, int] | None) -> str:
-    """Return why pycocotools cannot draw an outline in an image of this height and width; empty if it can."""
+    """Return why pycocotools cannot draw an outline in an image of this height and width, or empty text if it can."""
     if outline.counts:
         return _find_size_fault(outline.size, size) or _find_counts_fault(outline)
     for place, polygon in enumerate(outline.polygons):
@@ -136,7 +136,7 @@ def _touches(polygon: Sequence[float], size: tuple[int, int]) -> bool:
 
 
 def _length_of(polygon: Sequence[float]) -> float:
-    """Return the length of a polygon; each side counts by its longer extent."""
+    """Return the length of a polygon. Each side counts by its longer extent."""
     points = np.reshape(polygon, (-1, 2))
     return float(np.abs(points - np.roll(points, 1, 0)).max(1).sum())
 
@@ -167,7 +167,7 @@ class MaskDrawer:
         do not count.
 
         Raises:
-            ImageError: bad_mask: an outline cannot be drawn; names its place and value.
+            ImageError: bad_mask: an outline cannot be drawn. Names its place and value.
         """
         outlines, is_semantic = item.outlines, self._kind == "semantic"
         values = np.array(item.labels, np.int64) + 1 if is_semantic else np.cumsum(kept)

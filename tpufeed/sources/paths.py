@@ -43,13 +43,13 @@ def name_of_row(file: str, row: int) -> str:
 
 
 def file_of_row(path: str) -> str:
-    """Return the file of an image that is named by `name_of_row`, maybe followed by a name; empty for others."""
+    """Return the file of an image that `name_of_row` has named, maybe with a name behind, or empty text for others."""
     match = _ROW.match(path)
     return match[1] if match else ""
 
 
 def identity_of(base: str, path: str) -> str:
-    """Return the identity of a path or URL of a source at `base`, however it is signed; see `errors.url_identity`."""
+    """Return the identity of a path or URL of a source at `base`, however it is signed. See `errors.url_identity`."""
     if "?" in path and "://" not in path and url_scheme(base) in ("http", "https"):
         root = "https://host/"
         return url_identity(root + path).removeprefix(root)
@@ -78,7 +78,7 @@ def resolve(base: str, path: str) -> str:
 
 
 def parent_of(url: str) -> str:
-    """Return the folder that holds a folder; empty for a bucket and a root."""
+    """Return the folder that holds a folder, or empty text for a bucket and a root."""
     parent = url.rstrip("/").rpartition("/")[0]
     return "" if parent.endswith((":", "/")) else parent
 

@@ -47,7 +47,7 @@ class Contents(NamedTuple):
     keypoints: str | None = None  # the column of keypoints
     pairs: FlipPairs | None = None  # keypoints that are the left and the right of the same thing
     box_columns: tuple[str, ...] = ()  # columns with a value for each box
-    box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`; None if it is not declared
+    box_format: str | None = None  # of boxes and keypoints, see `boxes.check_format`, or None if it is not declared
 
     @classmethod
     def of_boxes(cls, class_names: Iterable[str] | None, columns: Mapping[str, str], **more: Any) -> "Contents":
@@ -96,7 +96,7 @@ class Folder:
 
     @cached_property
     def imageless(self) -> list[ObjectInfo]:
-        """All files below, if no image is among them; else an empty list.
+        """All files below, or an empty list if an image is among them.
 
         Class folders are not listed to their end: of 10,000 files in subfolders one has to hold rows.
         """
@@ -116,7 +116,7 @@ class Folder:
         return itertools.chain(first, objects)
 
     def place(self, files: Sequence[ObjectInfo], why: str = "") -> "Place | None":
-        """Return the place of some of its files; None if there are none."""
+        """Return the place of some of its files, or None if there are none."""
         return Place(self.store, files, self, why=why or f"it has {files[0].name}") if files else None
 
 
@@ -144,11 +144,11 @@ class Source(Protocol):
     groups: ClassVar[bool] = False  # takes `group_by`
     base: str  # the URL that the files of items are relative to
     splits: bool = False  # items have splits
-    # As the source declares them; `box_columns` and `box_format` may follow while it is listed.
+    # As the source declares them. `box_columns` and `box_format` may follow while it is listed.
     contents: Contents = Contents()
     image_column: str = ""  # of paths in a table, once it is listed
     why: str = ""  # it is of this kind, for people
-    # Where labels and splits come from, for people; known once it is listed.
+    # Where labels and splits come from, for people. Known once it is listed.
     labels_from: str = ""
     splits_from: str = ""
     images_from: str = ""  # the folder that names were found to be relative to
@@ -163,7 +163,7 @@ class Source(Protocol):
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:  # noqa: ARG003  # most kinds of files claim none
-        """Return the place in a folder of this kind; None if it is of another kind.
+        """Return the place in a folder of this kind, or None if it is of another kind.
 
         Raises:
             OptionError: the folder is ambiguous.
@@ -175,13 +175,13 @@ class Source(Protocol):
         """Yield each item once, and add findings to `found`.
 
         Raises:
-            SourceError, NoInputsError, OptionError: the source cannot be understood; names the place.
+            SourceError, NoInputsError, OptionError: the source cannot be understood. Names the place.
             DamagedReadError: earlier items may be wrong: list it again.
             UnavailableError, AccessError: a store does not answer, or refuses.
         """
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
-        """Yield warnings if its samples may not be what the user meant; `classes` are None without labels."""
+        """Yield warnings if its samples may not be what the user meant. `classes` are None without labels."""
         return iter(())
 
 
@@ -227,7 +227,7 @@ def chunks_of(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[
 def item_of(
     path: str, file: str, info: object, label: Labels | None, split: str | None, values: dict[str, Any], **more: Any
 ) -> Item:
-    """Return the item of a file that annotations name; `path` is its identity, and `info` its state if it is there."""
+    """Return the item of a file that annotations name. `path` is its identity, and `info` its state if it is there."""
     size, version = (info.size_bytes, info.version) if isinstance(info, ObjectInfo) else (0, "")
     return Item(path, size, version, label, split, "" if file == path else file, values=values, **more)
 
@@ -253,14 +253,14 @@ def read_size(height: Any, width: Any) -> tuple[tuple[int, int] | None, str]:
 
 @lru_cache(maxsize=64)
 def size_columns(names: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the columns that hold the height and width of a sample's image, by their names; None if there are none."""
+    """Return the columns whose names tell that they hold the height and width of an image, or None."""
     bare = {name.lower().replace("_", ""): name for name in names}
     of_images = ((f"{owner}height", f"{owner}width") for owner in ("image", "img", ""))
     return next(((bare[height], bare[width]) for height, width in of_images if {height, width} <= bare.keys()), None)
 
 
 def read_annotations(files: Files, infos: Mapping[str, ObjectInfo]) -> dict[str, bytes | str]:
-    """Return the bytes of small files, or what is wrong with one; many remote files are read at once.
+    """Return the bytes of small files, or what is wrong with one. Many remote files are read at once.
 
     Raises UnavailableError and AccessError of a store.
     """

@@ -45,7 +45,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _TRIED_IMAGES = 16
 _MOST_FOLDERS = 100  # to search for the images
 _MOST_LISTED = 10**6  # files there, if images are in several folders
-_MOST_FIELDS = 64  # of a column of objects; with more its keys are taken for data
+_MOST_FIELDS = 64  # of a column of objects. With more its keys are taken for data
 _MOST_LEVELS = 8
 _MANY_SHOWN = 8
 
@@ -137,7 +137,7 @@ class TableColumns:
             yield item if ref.row is None else msgspec.structs.replace(item, row=ref.row, leaf=ref.leaf)
 
     def _look_up(self, rows: Iterable[Row], files: Files) -> Iterator[tuple[Row, Iterator[_Looked]]]:
-        """Yield each row with what `_look` returns for each of its files; looks up the files of many rows at once."""
+        """Yield each row with what `_look` returns for each of its files. Looks up the files of many rows at once."""
         base, rows = files.base.url, iter(rows)
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
             further = set[str]().union(*(record for _, record, _ in chunk)) - self._taken
@@ -191,7 +191,7 @@ class TableColumns:
 def check_others(said: str, names: AbstractSet[str], options: ShardOptions, image: str, label: str | None) -> None:
     """Raise SourceError if a further column has the name of an image column, or one that loaders use themselves.
 
-    `said` begins the error, up to the name of the column; `image` and `label` are the columns taken as these.
+    `said` begins the error, up to the name of the column. `image` and `label` are the columns taken as these.
     """
     for picture in options.pictures:
         if picture.name in names:
@@ -218,10 +218,10 @@ class TableSource(Source):
         self.notes = list[str]()  # on the images' places, once tables are open
 
     def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
-        """Choose among the columns `names` of a table by its `first` rows; return also what changes each row, if any.
+        """Choose among the columns `names` of a table by its `first` rows. Return also what changes each row, if any.
 
         Raises:
-            OptionError: a named column does not exist, or none can be chosen; or images are not where their names tell.
+            OptionError: a named column does not exist, none can be chosen, or images are not where their names tell.
         """
         where, place = f"{self.base}/{name}", self._options.image
         if place is not None and (place in names or not (_BRACES.search(place) or self._is_folder(place))):
@@ -250,12 +250,12 @@ class TableSource(Source):
         return columns, change
 
     def _find_paths(self, keys: Sequence[str], column: str, place: str | None) -> Callable[[str], str] | None:
-        """Return what makes the path of an image from its name in a column; None if names are paths as they are.
+        """Return what makes the path of an image from its name in a column, or None if names are paths as they are.
 
         Args:
             keys: the first names in the column.
             column: its name.
-            place: a folder of images, or a pattern of paths like `train/{}.jpg`; None to look here and in folders.
+            place: a folder of images, or a pattern of paths like `train/{}.jpg`, or None to look here and in folders.
 
         Raises:
             OptionError: there are no such images, or it is not certain which they are.
@@ -303,7 +303,7 @@ class TableSource(Source):
         return None
 
     def _list_images(self, folder: str) -> dict[str, str]:
-        """Return the paths of all images below a folder, by their names with and without suffix; nothing if too many.
+        """Return the paths of all images below a folder, by their names with and without suffix. Nothing if too many.
 
         Raises OptionError if two images have one name.
         """
@@ -376,7 +376,7 @@ def number_rows(records: Iterable[Record], first: int = 1) -> Iterator[Row]:
 
 
 def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]) -> _Looked:
-    """Return a path, the place of its file, and what is wrong with either; takes the next of `stats` for a file."""
+    """Return a path, the place of its file, and what is wrong with either. Takes the next of `stats` for a file."""
     if isinstance(path, Embedded):
         return path.name, path.ref, None
     if not isinstance(path, str) or not path:
@@ -394,7 +394,7 @@ def _to_path(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return the value of a column as text; empty if it is missing."""
+    """Return the value of a column as text, or empty text if it is missing."""
     value = to_label(value) if isinstance(value, float | bytes) else value
     return "" if is_missing(value) else str(value)
 
@@ -405,7 +405,7 @@ def is_missing(value: Any) -> bool:
 
 
 def to_label(value: Any) -> Label | Labels:
-    """Return a label as a name or an id, or a tuple of these; None if it is missing. The floats of pandas become ids.
+    """Return a label as a name or an id, a tuple of these, or None if it is missing. The floats of pandas become ids.
 
     Raises:
         SourceError: it is an object or a list of lists.
@@ -444,7 +444,7 @@ def box_flags(names: Iterable[str]) -> str:
 
 
 def _iter_records(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
-    """Yield the rows of a file as named values; the fields of a column of objects become columns: `objects.bbox`.
+    """Yield the rows of a file as named values. The fields of a column of objects become columns: `objects.bbox`.
 
     Those of lists of objects with a `bbox` become columns of lists. Columns of Parquet files with images are named the
     same way. A column stays as it is if it has other values as well, or if its objects have so many keys that these
@@ -485,7 +485,7 @@ def _has_fields(value: Any) -> bool:
 
 
 def iter_fields(name: str, value: Any, level: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the values of an object and of nested objects by name, as lists for a list; nothing if it is missing."""
+    """Yield the values of an object and of nested objects by name, as lists for a list, or nothing if it is missing."""
     if isinstance(value, list):
         objects = [dict(iter_fields(name, item, level)) for item in value]
         for field in dict.fromkeys(itertools.chain.from_iterable(objects)):
@@ -514,7 +514,7 @@ def _iter_rows(file: BinaryIO, name: str, where: str) -> Iterator[Record]:
 
 
 def _not_utf8(file: BinaryIO, error: UnicodeDecodeError, where: str) -> SourceError:
-    """Return the error for bytes that are not UTF-8; finds their line by how far the file was read."""
+    """Return the error for bytes that are not UTF-8. Finds their line by how far the file was read."""
     left = place = file.tell() - len(error.object) + error.start
     wanted = "'CSV UTF-8'" if where.lower().endswith(".csv") else "UTF-8"
     file.seek(0)
@@ -617,7 +617,7 @@ def _iter_parquet(file: BinaryIO, where: str) -> Iterator[Record]:
 
 
 def to_python(array: Any, where: str) -> list[Any]:
-    """Return the values of an Arrow array; times that no type of Python holds become text.
+    """Return the values of an Arrow array. Times that no type of Python holds become text.
 
     Does not use pandas, which pyarrow itself wants for nanoseconds.
     """

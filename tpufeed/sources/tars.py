@@ -245,7 +245,7 @@ def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str
 
 
 def _as_text(value: Any) -> str:
-    """Return a value as a file would hold it; empty for None."""
+    """Return a value as a file would hold it, or empty text for None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return "" if value is None else str(value).strip()

@@ -73,7 +73,7 @@ def _find_annotations(folder: Folder) -> list[ObjectInfo]:
 
 
 def _find_images(store: Store) -> tuple[Store, str] | None:
-    """Return where the images of a folder of .xml files are: a store, and a folder in it; None if nowhere.
+    """Return the store and the folder in it that hold the images of a folder of .xml files, or None.
 
     They are beside these files, or in a folder like JPEGImages or images, which is beside the files or their folder.
     """

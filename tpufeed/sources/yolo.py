@@ -52,7 +52,7 @@ _BOX, _CORNERS = 4, 3
 _MOST_POINTS = 512
 _BEYOND = 0.01  # shares of an image that a number may be outside of it, as Ultralytics allows
 _SAID = 80  # characters of a line in a message
-_CLASSES = "classes.txt"  # beside labels; names are those of the data.yaml
+_CLASSES = "classes.txt"  # beside labels. Names are those of the data.yaml
 _KEYS = [re.compile(rf"^['\"]?{key}['\"]?[ \t]*:", re.MULTILINE) for key in ("train", "val", "names")]
 
 
@@ -74,7 +74,7 @@ _YAML = msgspec.json.Decoder(_Yaml)
 class _Config:
     """Contents of a data.yaml."""
 
-    root: str  # of the images; relative to the file
+    root: str  # of the images, relative to the file
     splits: dict[str, list[str]]  # folders of images or lists of them
     names: dict[int, str]  # of classes, in the order of their ids
     points: tuple[int, int] | None  # keypoints of a box, and the numbers of each
@@ -87,7 +87,7 @@ class _Labels(NamedTuple):
     boxes: list[list[float]]
     classes: list[str]
     keypoints: list[list[list[float]]]
-    outlines: list[Outline]  # of polygons; empty for boxes
+    outlines: list[Outline]  # of polygons, or empty for boxes
     problem: tuple[str, str] | None
 
 
@@ -100,7 +100,7 @@ class _Image(NamedTuple):
 
 
 class YoloSource(Source):
-    """The images of a data.yaml with their boxes; an image without a label file is a sample without boxes."""
+    """The images of a data.yaml with their boxes. An image without a label file is a sample without boxes."""
 
     what, suffixes, has_outlines = "YOLO's data.yaml", (".yaml", ".yml"), True
     labels_from, splits_from = "the names of its boxes' classes", "the keys of the file"
@@ -125,7 +125,7 @@ class YoloSource(Source):
         self._labelled, self._outlined = options.label == "auto", options.outlines is not None
         self.splits = options.split_shares is None
         self._notes, self._entries, self.base = list[str](), list[tuple[str, Store, str]](), ""
-        # `path` may be that of another machine; then the file is in the folder that it means.
+        # `path` may be that of another machine. Then the file is in the folder that it means.
         roots = list(dict.fromkeys(_join(store.url, each) for each in (config.root, ".")))
         for split, entries in config.splits.items():
             for entry in entries:
@@ -215,7 +215,7 @@ class YoloSource(Source):
                 raise SourceError(f"{where}: not a list of images: {error}") from error
         lines = [line.replace("\\", "/") for line in lines if line]
         folder = whole(store.url, name).rpartition("/")[0]
-        # Relative to the list or to the root; CVAT writes data/ before names relative to either.
+        # Relative to the list or to the root. CVAT writes data/ before names relative to either.
         ways = [(at, start) for at in dict.fromkeys((folder, self.base)) for start in ("", "data/")]
         tried = [resolve(self.base, _join(at, line.removeprefix(start))) for line in lines[:1] for at, start in ways]
         there = [isinstance(info, ObjectInfo) for info in files.stats(tried)]
@@ -308,7 +308,7 @@ def _read_config(store: Store, name: str) -> _Config:
 
 
 def _read_labels(text: str, config: _Config, where: str) -> _Labels:
-    """Read a label file; each line is an object."""
+    """Read a label file. Each line is an object."""
     found = _Labels([], [], [], [], None)
     points, each = config.points or (0, 0)
     for row, line in enumerate(text.splitlines(), 1):
@@ -377,7 +377,7 @@ def _open(base: str, path: str) -> tuple[Store, str]:
 
 
 def _look(root: str, entry: str) -> tuple[Store, str] | None:
-    """Return the place of a folder or list that a data.yaml names; None if nothing is there."""
+    """Return the place of a folder or list that a data.yaml names, or None if nothing is there."""
     store, name = _open(root, resolve(root, entry))
     if name.endswith(".txt"):
         return None if store.stat(name) is None else (store, name)
