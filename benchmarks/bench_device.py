@@ -127,7 +127,7 @@ def measure_host(caches: dict[str, str], args: argparse.Namespace) -> list[dict[
         options = {"ops": ops, "device_ops": device_ops, "processes": 0, "threads": 1, "repeat": True}
         with (
             tpufeed.Loader(caches[cache], batch_size=args.batch, **options) as loader,
-            closing(loader.iterate(on_device=True)) as batches,
+            closing(loader.stream.iterate(on_device=True)) as batches,
         ):
             for _ in range(4):
                 next(batches)

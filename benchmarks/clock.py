@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks.entry import make_parser
 from benchmarks.harness import describe, figure, flatten, machine, print_table, write_result
-from tpufeed.adapters.loader import LoaderStats
 from tpufeed.adapters.metrics_logger import MetricsLogger
 from tpufeed.measure.clock import StepClock
+from tpufeed.stream.host import LoaderStats
 
 STEP_SECONDS = 0.01
 DELAYS_MS = (0.1, 1.0, 3.0, 10.0, 30.0)

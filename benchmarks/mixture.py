@@ -96,14 +96,14 @@ def measure(folder: Path, count: int, seconds: float) -> dict[str, float]:
             next(batches)
             done += 1
         rate = done * BATCH / (time.perf_counter() - start)
-        worker = loader._executor._workers[0].process.pid
+        worker = loader.stream._executor._workers[0].process.pid
         maps = Path(f"/proc/{worker}/maps").read_text().splitlines()
         rollup = Path(f"/proc/{worker}/smaps_rollup").read_text().splitlines()
         private = sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
         status = Path(f"/proc/{worker}/status").read_text()
         begun, planned = time.perf_counter(), 0
         while planned < 50:
-            planned += sum(1 for _ in loader._sampler.cursor(loader.world, 0).requests())
+            planned += sum(1 for _ in loader.stream._sampler.cursor(loader.world, 0).requests())
         planning = (time.perf_counter() - begun) * 1e3 * 1024 / (planned * BATCH)
         return {
             "images_per_second": round(rate, 1),
@@ -137,7 +137,7 @@ def measure_remote(folder: Path, count: int) -> dict[str, float]:
         server.clear_log()
         with tpufeed.Loader(Mixture(weights, stop="shortest"), **options) as loader:
             samples = BATCH * sum(1 for _ in loader)
-            stats = loader._executor._copies.statistics()
+            stats = loader.stream._executor._copies.statistics()
             threads = threading.active_count()
         return {
             "remote_copied_mb": round(stats.bytes_fetched / 1e6, 1),

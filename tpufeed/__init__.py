@@ -22,10 +22,9 @@ if sys.byteorder != "little":
 
 if TYPE_CHECKING:
     from tpufeed import cache, errors, images
-    from tpufeed.adapters.foreign import device_loader
     from tpufeed.adapters.grain.source import grain_source
     from tpufeed.adapters.keras.dataset import keras_state
-    from tpufeed.adapters.loader import Loader
+    from tpufeed.adapters.loader import Loader, device_loader
     from tpufeed.adapters.metrics_logger import MetricsLogger
     from tpufeed.adapters.pixels import to_device_float
     from tpufeed.adapters.torch.host import TFRecordImages
@@ -81,7 +80,7 @@ _ROOM_OF_NAME = {
     "append": "sharding.append",
     "compact": "builds.compact",
     "count_cores": "stream.world",
-    "device_loader": "adapters.foreign",
+    "device_loader": "adapters.loader",
     "grain_source": "adapters.grain.source",
     "keras_state": "adapters.keras.dataset",
     "open_dataset": "dataset.reader",

@@ -288,7 +288,7 @@ def rows(batches):
 
 def of_keras(url, **options):
     """On JAX and torch; Keras runs on TensorFlow here, whose `to_keras` is `to_tf`."""
-    feed = KerasFeed(tpufeed.Loader(url, **OPTIONS | options))
+    feed = KerasFeed(tpufeed.Loader(url, **OPTIONS | options).stream)
     for _ in range(EPOCHS):
         feed.on_epoch_begin()
         yield rows([feed[number] for number in range(feed.num_batches)])

@@ -120,9 +120,9 @@ def test_the_device_gets_whole_images_and_a_few_numbers(whole_url, monkeypatch):
     sent = []
     with tpufeed.Loader(whole_url, device_ops=CROPS, **OPTIONS) as loader:
         assert loader.image_shape == (40, 48, 3)
-        apply = loader.device_ops.ops.apply
+        apply = loader.stream.device_ops.ops.apply
         monkeypatch.setattr(
-            loader.device_ops.ops, "apply", lambda *given, **more: sent.append(given) or apply(*given, **more)
+            loader.stream.device_ops.ops, "apply", lambda *given, **more: sent.append(given) or apply(*given, **more)
         )
         next(iter(loader.to_device("cpu")))
     images, numbers = sent[0][:2]
@@ -133,11 +133,11 @@ def test_the_device_gets_whole_images_and_a_few_numbers(whole_url, monkeypatch):
 
 def test_autocast_of_a_training_loop_changes_no_pixel(whole_url):
     with tpufeed.Loader(whole_url, device_ops=CROPS, **OPTIONS) as loader:
-        columns = next(loader.iterate(on_device=True))
+        columns = next(loader.stream.iterate(on_device=True))
         columns = {name: torch.from_numpy(column) for name, column in columns.items()}
-        expected = loader.run_device_ops(columns, ARRAYS)["image"]
+        expected = loader.stream.run_device_ops(columns, ARRAYS)["image"]
         with torch.autocast("cpu", torch.bfloat16):
-            found = loader.run_device_ops(columns, ARRAYS)["image"]
+            found = loader.stream.run_device_ops(columns, ARRAYS)["image"]
     assert torch.equal(found, expected)
 
 
@@ -201,8 +201,8 @@ def test_host_and_device_take_turns_on_one_loader(whole_url):
 def test_one_program_serves_all_steps_and_epochs(whole_url, monkeypatch):
     traced = []
     with tpufeed.Loader(whole_url, device_ops=EVERY, **OPTIONS) as loader:
-        apply = loader.device_ops.ops.apply
-        monkeypatch.setattr(loader.device_ops.ops, "apply", lambda *given: traced.append(given) or apply(*given))
+        apply = loader.stream.device_ops.ops.apply
+        monkeypatch.setattr(loader.stream.device_ops.ops, "apply", lambda *given: traced.append(given) or apply(*given))
         feed = loader.to_jax()
         for _ in range(2):
             assert len(list(feed)) == 9
@@ -327,7 +327,7 @@ def test_a_mixed_batch_repeats_in_another_world(whole_url):
 
     def shares(**more):
         with tpufeed.Loader(whole_url, **options | more) as loader:
-            return loader._decoder.decoders[0].device_numbers(1, np.arange(8))
+            return loader.stream._decoder.decoders[0].device_numbers(1, np.arange(8))
 
     np.testing.assert_array_equal(shares(), shares(world=(1, 2), batch_size=8))
 

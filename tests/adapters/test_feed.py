@@ -79,7 +79,7 @@ def test_the_newest_iteration_counts_and_the_older_one_says_so(cache_url, epochs
 def test_moving_the_loader_ends_an_iteration_of_its_feed(cache_url, epochs, name):
     with make(cache_url) as loader:
         feed = FEEDS[name](loader)
-        for move in (loader.set_epoch, feed.set_epoch, lambda _: feed.load_state_dict(loader.state_at(2, 0))):
+        for move in (loader.set_epoch, feed.set_epoch, lambda _: feed.load_state_dict(loader.stream.state_at(2, 0))):
             iterator = iter(feed)
             next(iterator)
             move(2)
@@ -110,11 +110,11 @@ def test_a_feed_has_what_its_loader_has(cache_url, epochs, name):
 
 def test_keras_and_its_loader_have_one_place(cache_url, epochs):
     loader = make(cache_url)
-    feed = KerasFeed(loader)
+    feed = KerasFeed(loader.stream)
     feed.on_epoch_begin()
     assert lists(feed[number] for number in range(3)) == epochs[0][:3]
     assert feed.state_dict() == loader.state_dict()
-    feed.load_state_dict(loader.state_at(1, 16))
+    feed.load_state_dict(loader.stream.state_at(1, 16))
     feed.on_epoch_begin()
     assert lists(feed[number] for number in range(6)) == epochs[1][2:]
     feed.close()

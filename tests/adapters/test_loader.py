@@ -44,26 +44,26 @@ def assert_same_pixels(left, right):
 def test_batches_take_half_of_the_memory_and_too_large_ones_are_refused(cache_url, monkeypatch):
     stats = tpufeed.Loader(cache_url, batch_size=5).stats()
     batch_bytes = stats.buffer_bytes // stats.prefetch
-    monkeypatch.setattr("tpufeed.adapters.loader.memory_left", lambda: 8 * batch_bytes)
+    monkeypatch.setattr("tpufeed.stream.host.memory_left", lambda: 8 * batch_bytes)
     with tpufeed.Loader(cache_url, batch_size=5) as loader:
         assert loader.stats().prefetch == 2
         assert len(list(loader)) == len(loader)
-    monkeypatch.setattr("tpufeed.adapters.loader.free_swap", lambda: 0)
+    monkeypatch.setattr("tpufeed.stream.host.free_swap", lambda: 0)
     with (
         tpufeed.Loader(cache_url, batch_size=5, prefetch=7) as loader,
         pytest.raises(LoaderError, match=r"9 batches .*, 7 of them ahead, .*batch_size="),
     ):
         next(iter(loader))
-    monkeypatch.setattr("tpufeed.adapters.loader.free_swap", lambda: batch_bytes)
+    monkeypatch.setattr("tpufeed.stream.host.free_swap", lambda: batch_bytes)
     assert len(list(tpufeed.Loader(cache_url, batch_size=5, prefetch=7))) == len(loader)
 
 
 def test_the_ranks_of_a_host_share_its_memory(cache_url, monkeypatch):
     loader = tpufeed.Loader(cache_url)
-    monkeypatch.setattr("tpufeed.adapters.loader.memory_left", lambda: 8 << 30)
-    alone = loader._most_ahead(1 << 20)
-    loader._workers = replace(loader._workers, ranks=4)
-    assert alone / 4.1 < loader._most_ahead(1 << 20) < alone / 3.9
+    monkeypatch.setattr("tpufeed.stream.host.memory_left", lambda: 8 << 30)
+    alone = loader.stream._most_ahead(1 << 20)
+    loader.stream._workers = replace(loader.stream._workers, ranks=4)
+    assert alone / 4.1 < loader.stream._most_ahead(1 << 20) < alone / 3.9
 
 
 @pytest.mark.parametrize("lanes", [None, 12])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tpufeed.adapters.loader import EpochPrefetch
 from tpufeed.errors import LoaderError, RecordError
 from tpufeed.images import CenterCrop, Custom
+from tpufeed.stream.host import EpochPrefetch
 
 
 def make(url, **options):
@@ -29,8 +29,8 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_used(cache_url):
         for _ in range(6):
             next(iterator)
         submitted = []
-        begin = loader._executor.submit
-        loader._executor.submit = lambda request: submitted.append(request.epoch) or begin(request)
+        begin = loader.stream._executor.submit
+        loader.stream._executor.submit = lambda request: submitted.append(request.epoch) or begin(request)
         next(iterator)
         assert next(iterator, None) is None
         assert submitted == [1], "the third of three: two were in work already"
@@ -87,7 +87,7 @@ def test_no_iteration_opened_before_a_move_goes_on(cache_url, move, begun, repea
             loader.set_epoch(5)
             other.set_epoch(5)
         else:
-            state = other.state_at(4, 30)
+            state = other.stream.state_at(4, 30)
             loader.load_state_dict(state)
             other.load_state_dict(state)
         for iterator in iterators:
@@ -137,11 +137,11 @@ def test_an_error_while_the_next_epoch_is_prepared_loses_none_of_it(cache_url):
         iterator = iter(loader)
         for _ in range(6):
             next(iterator)
-        begin = loader._executor.submit
-        loader._executor.submit = lambda _: 1 / 0
+        begin = loader.stream._executor.submit
+        loader.stream._executor.submit = lambda _: 1 / 0
         with pytest.raises(ZeroDivisionError):
             next(iterator)
-        loader._executor.submit = begin
+        loader.stream._executor.submit = begin
         other.set_epoch(1)
         same(loader, other)
 
@@ -177,7 +177,7 @@ def test_closing_from_another_thread_starts_no_worker_for_the_next_epoch(cache_u
         with pytest.raises(LoaderError, match="closed"):
             list(iterator)
         assert closed
-        assert loader._executor is None
+        assert loader.stream._executor is None
 
 
 def take_a_moment(image, _):
@@ -190,7 +190,7 @@ def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(
     damaged = damage(cache_url, 3).url
     with make(damaged, shuffle=False, batch_size=70, threads=2) as loader:
         begun, ended = [], []
-        decode = loader._decoder.decode
+        decode = loader.stream._decoder.decode
 
         def watched(work, *rows):
             begun.append(id(work))
@@ -200,7 +200,7 @@ def test_a_batch_that_fails_is_raised_when_nobody_writes_to_its_memory_any_more(
             finally:
                 ended.append(id(work))
 
-        loader._decoder.decode = watched
+        loader.stream._decoder.decode = watched
         iterator = iter(loader)
         with pytest.raises(RecordError):
             next(iterator)

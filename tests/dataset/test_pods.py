@@ -231,7 +231,7 @@ def test_what_is_copied_is_what_the_lanes_read(make_bucket, monkeypatch, tmp_pat
 
 def positions_of(loader, start, batches=None):
     """The global positions that a rank is handed from `start` on."""
-    options = loader.options
+    options = loader.stream.options
     share = Share(loader.dataset.split("train").records, BATCH, options.world, options.remainder, start)
     handed = [share.positions(number) for number in range(len(share) if batches is None else batches)]
     return np.concatenate([positions[mask] for positions, mask in handed])
@@ -252,7 +252,7 @@ def test_a_pod_of_another_size_goes_on_with_exactly_the_rest(before, after):
     batches = len(pod[0]) // 3
     samples = batches * BATCH * before
     state = pod[0].state_at(3, samples)
-    assert all(loader.state_at(3, samples) == state for loader in pod)
+    assert all(loader.stream.state_at(3, samples) == state for loader in pod)
     seen = [positions_of(loader, 0, batches) for loader in pod]
 
     resumed = pod_of(dataset, after)
@@ -265,7 +265,7 @@ def test_a_pod_of_another_size_goes_on_with_exactly_the_rest(before, after):
     assert len(found) == order.records
     assert np.array_equal(np.sort(found), np.arange(order.records))
 
-    lanes = {loader.lanes for loader in resumed}
+    lanes = {loader.stream.lanes for loader in resumed}
     assert lanes == {default_lanes(World(0, before))}
     left = sum(map(len, rest)) / order.records * len(records)
     due = [order.due_shards(range(rank, order.lanes, after), samples) for rank in range(after)]

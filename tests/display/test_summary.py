@@ -7,9 +7,9 @@ import pytest
 
 import tpufeed
 from tpufeed.adapters.device import DeviceStats
-from tpufeed.adapters.loader import LoaderStats
 from tpufeed.images import RandomResizedCrop
 from tpufeed.measure.clock import StepReport
+from tpufeed.stream.host import LoaderStats
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -166,7 +166,7 @@ class NumpyFeed:
         return self.host().form.names
 
     def host(self):
-        return self.loader
+        return self.loader.stream
 
     def next(self):
         if self.iterator is None:
@@ -201,9 +201,6 @@ class TorchFeed(NumpyFeed):
     def make(self, data, spec, rank, state):
         return tpufeed.Loader(data, **self.options()).to_torch()
 
-    def host(self):
-        return self.loader.loader
-
     def on_host(self, column):
         return column if isinstance(column, np.ndarray) else column.numpy()
 
@@ -211,9 +208,6 @@ class TorchFeed(NumpyFeed):
 class DeviceFeed(TorchFeed):
     def make(self, data, spec, rank, state):
         return tpufeed.device_loader(super().make(data, spec, rank, state), "cpu", device_prefetch=2)
-
-    def host(self):
-        return self.loader.host
 
 
 class JaxFeed(NumpyFeed):
@@ -223,9 +217,6 @@ class JaxFeed(NumpyFeed):
         options = {name: value for name, value in self.options().items() if name != "world"}
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return tpufeed.Loader(data, **options).to_jax(sharding=sharding)
-
-    def host(self):
-        return self.loader.host
 
     def on_host(self, column):
         if isinstance(column, np.ndarray):
@@ -244,7 +235,7 @@ class TfFeed(NumpyFeed):
         return self.read.to_tf(deterministic=True)
 
     def host(self):
-        return self.read
+        return self.read.stream
 
     def state(self):
         return self.read.state_dict()
@@ -271,7 +262,7 @@ class KerasFeed(NumpyFeed):
     def make(self, data, spec, rank, state):
         from tpufeed.adapters.keras.dataset import KerasFeed
 
-        feed = KerasFeed(tpufeed.Loader(data, **self.options()))
+        feed = KerasFeed(tpufeed.Loader(data, **self.options()).stream)
         self.skipped = 0
         if state is not None and spec.runs_first:
             feed.on_epoch_begin()
@@ -280,11 +271,8 @@ class KerasFeed(NumpyFeed):
         if state is not None:  # of the rest of an epoch: keras_state tells Keras how many batches that has
             feed.load_state_dict(state)
             samples = feed.state_dict()["samples"]
-            self.skipped = 0 if spec.options.repeat else len(feed.loader) - feed.loader.batches_from(samples)
+            self.skipped = 0 if spec.options.repeat else len(feed) - feed.stream.batches_from(samples)
         return feed
-
-    def host(self):
-        return self.loader.loader
 
     def next(self):
         if self.iterator is None:

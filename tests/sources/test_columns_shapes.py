@@ -54,7 +54,7 @@ def batch_of(dataset, columns, **options):
     size = dataset.split("train").records
     names = ["filename", *columns]
     with tpufeed.Loader(dataset.url, columns=names, batch_size=size, processes=0, **options) as loader:
-        batch = dict(zip(loader.form.names, next(iter(loader)), strict=True))
+        batch = dict(zip(loader.stream.form.names, next(iter(loader)), strict=True))
     order = np.argsort(batch["filename"].astype(str))
     return {name: values[order] for name, values in batch.items()}
 
@@ -286,7 +286,7 @@ def test_labels_of_several_classes(table):
     assert batch["label"][:3].tolist() == [[1, 2, -1], [-1, -1, -1], [2, -1, -1]]
     assert batch["label_length"][:6].tolist() == [2, 0, 1, 0, 1, 3]
     with tpufeed.Loader(dataset.url, batch_size=4, ops=RESIZE) as loader:
-        assert loader.form.names == ("image", "label", "label_length")
+        assert loader.stream.form.names == ("image", "label", "label_length")
     assert "image/class/label int64[0 to 3]" in CliRunner().invoke(app, ["info", dataset.url]).output
 
 

@@ -82,7 +82,7 @@ def test_the_loaders_process_makes_pages_while_workers_start(dataset_url, ops, m
     monkeypatch.setattr(Memory, "make_pages", watched)
     with make(dataset_url, ops=ops, batch_size=5, processes=1, prefetch=2) as loader:
         batches = [image.copy() for image, _ in loader]
-        pages = loader._executor._pages
+        pages = loader.stream._executor._pages
     assert made[:2] == [0, 1]
     assert pages is None  # none is made once a batch has come
     with make(dataset_url, ops=ops, batch_size=5) as loader:

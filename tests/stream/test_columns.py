@@ -176,7 +176,7 @@ def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_p
     batch = first(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad")
     assert [values.tolist() for values in batch] == [[7] * 5, [True] * 5]
     with tpufeed.Loader(tmp_path, "train", columns=["mask"], batch_size=5, remainder="pad") as loader:
-        assert loader.form.names == ("mask", "sample_mask")
+        assert loader.stream.form.names == ("mask", "sample_mask")
 
 
 def test_images_that_differ_in_size_need_an_op_that_fixes_it(dataset_url):

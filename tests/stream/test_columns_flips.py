@@ -106,7 +106,7 @@ def check_names(images, points, colours=COLOURS, swaps=True):
 def batch_of(url, columns, **options):
     options = {"batch_size": COUNT, "columns": columns, "processes": 0, "seed": 2, **options}
     with tpufeed.Loader(url, **options) as loader:
-        return dict(zip(loader.form.names, next(iter(loader)), strict=True))
+        return dict(zip(loader.stream.form.names, next(iter(loader)), strict=True))
 
 
 @pytest.mark.first_cases(2)

@@ -68,7 +68,7 @@ def batches(url, columns=tuple(COLUMNS), **options):
     """One epoch as dicts of a sample each."""
     options = {"batch_size": COUNT, "columns": columns, "seed": 3, "processes": 0, **options}
     with tpufeed.Loader(url, **options) as loader:
-        return dict(zip(loader.form.names, next(iter(loader)), strict=True))
+        return dict(zip(loader.stream.form.names, next(iter(loader)), strict=True))
 
 
 MASKS = {"red": (161, 121, 65), "green": (66, 178, 66), "blue": (163, 235, 67)}  # the colours of 1, 2 and 3
@@ -105,7 +105,7 @@ def test_all_of_a_sample_moves_with_an_image_that_a_device_crops(scenes):
     expected = batches(scenes, **options)
     with tpufeed.Loader(scenes, batch_size=COUNT, columns=COLUMNS, seed=3, processes=0, **options) as loader:
         found = next(iter(loader.to_device("cpu")))
-        found = {name: column.numpy() for name, column in zip(loader.form.names, found, strict=True)}
+        found = {name: column.numpy() for name, column in zip(loader.stream.form.names, found, strict=True)}
     for name, column in expected.items():
         most = 1 if name == "image" else 0
         np.testing.assert_allclose(found[name].astype(float), column, rtol=0, atol=most, err_msg=name)
@@ -120,10 +120,10 @@ def test_cutmix_pastes_all_pixels_of_a_sample(scenes, adapt):
     given = {"batch_size": COUNT, "columns": [*PIXELS, "label", "sample"], "seed": 3, "label_format": "multi_hot"}
     given |= {"processes": 0, "ops": [Resize((80, 96))]}
     with tpufeed.Loader(scenes, **given) as loader:
-        plain = dict(zip(loader.form.names, next(iter(loader)), strict=True))
+        plain = dict(zip(loader.stream.form.names, next(iter(loader)), strict=True))
     with tpufeed.Loader(scenes, device_ops=[CutMix()], **given) as loader:
         feed = loader if adapt == "numpy" else loader.to_jax(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-        found = dict(zip(loader.form.names, map(np.asarray, next(iter(feed))), strict=True))
+        found = dict(zip(loader.stream.form.names, map(np.asarray, next(iter(feed))), strict=True))
     np.testing.assert_array_equal(found["sample"], plain["sample"])
     pairs, own, pasted = np.arange(COUNT) ^ 1, True, True
     for name in PIXELS:
@@ -244,7 +244,7 @@ def test_a_cache_holds_what_its_variants_moved(scenes, encode, tmp_path):
     assert tpufeed.verify(cache, decode="all").records == 2 * COUNT
     with tpufeed.Loader(cache, columns=COLUMNS, batch_size=COUNT, processes=0) as loader:
         for batch in (next(iter(loader)), next(iter(loader))):
-            assert check_agreement(dict(zip(loader.form.names, batch, strict=True))) >= 6
+            assert check_agreement(dict(zip(loader.stream.form.names, batch, strict=True))) >= 6
     again = warmup(cache, tmp_path / "again", ops=WHOLE, encode="raw", workers=1, allow_augmented=True).url
     assert check_agreement(batches(again)) >= 6
     flipped = batches(cache, ops=[HorizontalFlip(1.0)])
@@ -256,7 +256,7 @@ def test_a_cache_holds_what_its_variants_moved(scenes, encode, tmp_path):
 def test_every_loader_gives_the_same(scenes):
     options = {"columns": COLUMNS, "ops": RANDOM_OPS, "batch_size": 8, "seed": 9}
     with tpufeed.Loader(scenes, **options) as loader:
-        names, expected = loader.form.names, next(iter(loader))
+        names, expected = loader.stream.form.names, next(iter(loader))
     for adapter in ("to_torch", "to_jax"):
         with getattr(tpufeed.Loader(scenes, **options), adapter)() as loader:
             for name, one, other in zip(names, next(iter(loader)), expected, strict=True):
@@ -295,7 +295,7 @@ def test_the_samples_of_a_torch_loader_are_read_with_all_of_its_options(scenes, 
             options |= {"ops": None, "columns": ["image"]}
         options["columns"] = [*options["columns"], "sample"]
         with tpufeed.Loader(scenes, batch_size=4, processes=0, **options).to_torch() as loader:
-            assert getattr(loader.dataset._samples.options, name) == getattr(loader.loader.options, name), name
+            assert getattr(loader.dataset._samples.options, name) == getattr(loader.stream.options, name), name
             batch = next(iter(loader))
             for row, sample in enumerate(batch[-1].tolist()):
                 for one, other in zip(loader.dataset[sample], batch, strict=True):
@@ -325,7 +325,7 @@ def test_views_of_several_sizes_are_columns(scenes):
         two, four, sample = next(iter(loader))
     assert (two.shape, four.shape) == ((4, 2, 48, 48, 3), (4, 4, 16, 24, 3))
     with tpufeed.Loader(scenes, **options, columns=["image"]) as loader:
-        assert loader.form.names == ("image_48", "image_16x24")
+        assert loader.stream.form.names == ("image_48", "image_16x24")
     single = tpufeed.TFRecordImages(scenes, columns=["image"], views=options["views"])
     one, other = single[int(sample[0])]
     np.testing.assert_array_equal(one, two[0])
@@ -349,7 +349,7 @@ def test_views_that_cannot_be(scenes, options, said):
 
 def test_the_padding_mask_has_another_name_beside_a_column_mask(scenes):
     with tpufeed.Loader(scenes, columns=["mask", "sample"], ops=WHOLE, batch_size=8, remainder="pad") as loader:
-        assert loader.form.names == ("mask", "sample", "sample_mask")
+        assert loader.stream.form.names == ("mask", "sample", "sample_mask")
         assert sum(int(real.sum()) for *_, real in loader) == COUNT
 
 

@@ -88,7 +88,7 @@ def test_processes_do_not_outnumber_the_batches_in_work(cache_url, monkeypatch):
     ):
         with monkeypatch.context() as patch:
             if left is not None:
-                patch.setattr("tpufeed.adapters.loader.memory_left", lambda left=left: left)
+                patch.setattr("tpufeed.stream.host.memory_left", lambda left=left: left)
             given = {"prefetch": 3} if prefetch == 3 else {}
             stats = tpufeed.Loader(cache_url, batch_size=8, **given).stats()
             assert (stats.prefetch, (stats.processes, stats.threads)) == (prefetch, expected)
@@ -98,5 +98,5 @@ def test_processes_do_not_outnumber_the_batches_in_work(cache_url, monkeypatch):
 @pytest.mark.parametrize(("gigabytes", "expected"), [(2, 1), (16, 4), (400, 50)])
 def test_batches_ahead_may_take_more_memory_if_there_is_more(cache_url, monkeypatch, gigabytes, expected):
     loader = tpufeed.Loader(cache_url, batch_size=8)
-    monkeypatch.setattr("tpufeed.adapters.loader.memory_left", lambda: gigabytes << 30)
-    assert loader._most_ahead(1 << 20) == (expected << 10) - 2 * (gigabytes == 2)
+    monkeypatch.setattr("tpufeed.stream.host.memory_left", lambda: gigabytes << 30)
+    assert loader.stream._most_ahead(1 << 20) == (expected << 10) - 2 * (gigabytes == 2)

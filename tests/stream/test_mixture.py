@@ -284,8 +284,8 @@ def test_a_feed_that_has_run_mixes_the_classes_of_a_state(urls, state_of_more, m
         image, label = next(iter(reference))
         if kind == "keras":
             monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-        feed = {"jax": loader.to_jax, "keras": lambda: KerasFeed(loader), "torch": lambda: loader.to_device("cpu")}
-        feed = feed[kind]()
+        feeds = {"jax": loader.to_jax, "keras": lambda: KerasFeed(loader.stream)}
+        feed = feeds.get(kind, lambda: loader.to_device("cpu"))()
         _, before = next_of(feed)
         assert before.shape == (16, 2)
         feed.load_state_dict(state_of_more)
@@ -302,7 +302,7 @@ def test_what_was_made_for_some_classes_refuses_others(urls, state_of_more, made
         if made == "to_tf":
             loader.to_tf()
         elif made == "finish":
-            loader.finish(next(loader.iterate(on_device=True)))
+            loader.finish(next(loader.stream.iterate(on_device=True)))
         else:
             loader.to_keras(class_weight={0: 2.0})
         state = loader.state_dict()
@@ -547,7 +547,7 @@ def test_lists_whose_names_begin_alike_are_padded_each_for_itself(tmp_path):
         urls.append(tmp_path / str(number))
     for columns in (["kp", "kp2"], ["kp2", "kp"]):
         with make(Mixture(dict.fromkeys(urls, 1)), columns=columns, lanes=4) as loader:
-            assert {name: loader.column(name).shape for name in columns} == {"kp": (4,), "kp2": (8,)}
+            assert {name: loader.stream.column(name).shape for name in columns} == {"kp": (4,), "kp2": (8,)}
     # One label a sample, and lists of labels: not a matter of lengths.
     raw = make_images(tmp_path / "single", 24, ["x"], 9)
     tpufeed.shard(raw, tmp_path / "single-dataset", workers=1)

@@ -193,7 +193,7 @@ def test_an_epoch_that_could_not_be_opened_is_still_to_come(cache_url):
         return answer
 
     with tpufeed.Loader(cache_url, columns=["sample"], batch_size=BATCH) as loader:
-        loader.find_world_by(find)
+        loader.stream.find_world_by(find)
         with pytest.raises(RuntimeError, match="not initialised"):
             iter(loader)
         assert iter(loader).epoch == 0

@@ -322,7 +322,7 @@ def test_columns_of_a_view_are_those_of_a_dataset(dataset):
     with pytest.raises(OptionError, match="source"):
         make(view, columns=["source"])
     with make(view, columns=None) as loader, make(dataset, columns=None) as other:
-        assert loader.form.names == other.form.names
+        assert loader.stream.form.names == other.stream.form.names
     with make(view, columns=["image", "label"], device_ops=[MixUp()], processes=0) as loader:
         _, label = next(iter(loader.to_torch()))
         assert label.shape == (8, 2)

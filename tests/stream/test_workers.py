@@ -172,7 +172,7 @@ def test_a_close_that_is_interrupted_leaves_no_process(cache_url, monkeypatch, t
 
     monkeypatch.setenv("HANGING", str(tmp_path))
     loader = make(cache_url, ops=[CenterCrop(32), Custom(f"{__name__}:hang")])
-    loader.start_prefetch()
+    loader.stream.start_prefetch()
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     assert len(children()) == 3
 
@@ -275,7 +275,9 @@ def test_processes_that_hang_are_given_up(cache_url, which, monkeypatch):
     monkeypatch.setattr("tpufeed.stream.workers._LEAVE_SECONDS", 0.3)  # those that are stopped never leave
     with make(cache_url, prefetch=1) as loader:
         next(iterator := iter(loader))
-        loader.options = replace(loader.options, timeout_seconds=0.5)  # only now: a start takes longer at times
+        loader.stream.options = replace(
+            loader.stream.options, timeout_seconds=0.5
+        )  # only now: a start takes longer at times
         for pid in workers() if which == "workers" else children():
             os.kill(pid, signal.SIGSTOP)
         with pytest.raises(LoaderError, match=r"0\.5 s"):
@@ -312,7 +314,7 @@ def test_shards_that_vanish_under_their_mapping_are_named(cache_url, tmp_path):
     with make(str(tmp_path / "cache"), processes=1, batch_size=2, prefetch=1, repeat=True) as loader:
         batches = iter(loader)
         next(batches)
-        maps = Path(f"/proc/{loader._executor._workers[0].process.pid}/maps").read_text()
+        maps = Path(f"/proc/{loader.stream._executor._workers[0].process.pid}/maps").read_text()
         mapped = [shard for shard in (tmp_path / "cache").glob("*.tfrecord") if str(shard) in maps]
         assert mapped
         for shard in mapped:  # as a mount that is gone: the pages cannot be had

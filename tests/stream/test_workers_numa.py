@@ -25,7 +25,7 @@ def two_nodes(monkeypatch):
 
 def allowed_cores(loader):
     found = []
-    for worker in loader._executor._workers:
+    for worker in loader.stream._executor._workers:
         threads = Path(f"/proc/{worker.process.pid}/task").iterdir()
         named = [re.search(r"Cpus_allowed_list:\s*(\S+)", (thread / "status").read_text())[1] for thread in threads]
         found.append(named)

@@ -12,15 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tpufeed.adapters.feed import StatelessFeed, loader_of
+from tpufeed.adapters.feed import StatelessFeed
 from tpufeed.display.summary import Summary
 from tpufeed.errors import LoaderError
+from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec, begin_together
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import Loader
+from tpufeed.stream.stream import Stream
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0  # to wait for a loader when closing; a user's own loader may never return
@@ -85,7 +84,7 @@ class Transfer(ABC):
             batch = next(self.batches)
         except StopIteration:
             return None
-        place = feed.loader.taken()
+        place = feed.stream.taken()
         begin = perf_counter()
         sent, size = self.send(batch)
         feed.counts.transfer_seconds += perf_counter() - begin
@@ -106,7 +105,7 @@ class DeviceFeed(StatelessFeed, ABC):
     it the place of each batch that is handed out.
 
     Args:
-        loader: gives batches on the host: a `Loader`, or a `ForeignLoader`.
+        stream: gives batches on the host: a `HostStream`, or a `ForeignStream`.
         device_prefetch: batches on the device ahead of the one in use.
 
     Attributes:
@@ -115,8 +114,8 @@ class DeviceFeed(StatelessFeed, ABC):
 
     thread_name = "tpufeed-device"
 
-    def __init__(self, loader: Any, device_prefetch: int) -> None:
-        super().__init__(loader)
+    def __init__(self, stream: Stream, device_prefetch: int) -> None:
+        super().__init__(stream)
         self.device_prefetch = device_prefetch
         self.counts = DeviceStats()  # one thread adds to each field
 
@@ -129,9 +128,9 @@ class DeviceFeed(StatelessFeed, ABC):
         return None
 
     @property
-    def host(self) -> "Loader | None":
-        """The loader of numpy batches; None for a loader that is not tpufeed's."""
-        return loader_of(self)
+    def host(self) -> HostStream | None:
+        """The stream of numpy batches; None for a loader that is not tpufeed's."""
+        return self.stream if isinstance(self.stream, HostStream) else None
 
     def __iter__(self) -> "DeviceIterator":
         """Return the next epoch, and with `repeat` all later ones.
@@ -143,7 +142,7 @@ class DeviceFeed(StatelessFeed, ABC):
 
     def stats(self) -> DeviceStats:
         """Return what sending batches has taken so far, and how long the training loop waited."""
-        return replace(self.counts, host=self.loader.stats())
+        return replace(self.counts, host=self.stream.stats())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "counts": DeviceStats()}
@@ -182,7 +181,7 @@ class DeviceIterator(Iterator[Any]):
             while len(self._ahead) < feed.device_prefetch:
                 self._ahead.append(executor.submit(transfer.fetch_ahead, feed))  # without a reference to `self`
             sent, place = fetched
-            feed.loader.hand_out(place)
+            feed.stream.hand_out(place)
             feed.counts.batches += 1
             return transfer.receive(sent)
         except BaseException as error:
@@ -223,7 +222,7 @@ class DeviceIterator(Iterator[Any]):
     def _fetch_first(self) -> tuple[Any, Any] | None:
         """Begin the iteration, and return its first batch once all ranks have theirs."""
         feed = self._feed
-        feed.loader.lead(self)
+        feed.stream.lead(self)
         found = feed.find_exchange()
 
         def begin() -> tuple[EpochSpec, tuple[Any, Any] | None]:

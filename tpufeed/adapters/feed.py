@@ -1,22 +1,15 @@
 """Base of all feeds: place, epochs, classes, statistics and end of a loader, whatever the framework."""
 
-import weakref
 from collections.abc import Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Self
 
 from tpufeed.display.summary import Summary
 from tpufeed.errors import OptionError
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import Loader
+from tpufeed.stream.host import HostStream
+from tpufeed.stream.stream import Stream
 
 ENDLESS = 1 << 62  # batches: for frameworks that need every iteration to end
-REPLACED = "another iteration was begun, and a loader has one at a time; make a loader for each"
-SUPERSEDED = (
-    "set_epoch or load_state_dict was called in the middle of this epoch, which cannot continue; call them between two "
-    "iterations"
-)
 
 
 class StatelessFeed(Summary):
@@ -25,13 +18,13 @@ class StatelessFeed(Summary):
     Pickles and copies have their own loader, at the same place and without prefetched batches.
 
     Attributes:
-        loader: has the place, the workers and the counts. All feeds of one loader share them.
+        stream: has the place, the workers and the counts. All feeds of one loader share them.
     """
 
-    loader: Any
+    stream: Stream
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -39,17 +32,16 @@ class StatelessFeed(Summary):
 
         Records with another label raise RecordError. () if samples have no labels, or classes no names.
         """
-        names: tuple[str, ...] = self.loader.class_names
-        return names
+        return self.stream.class_names
 
     @property
-    def batch_size(self) -> Any:
+    def batch_size(self) -> int | None:
         """Samples per batch on one rank; None if a user's own loader does not say."""
-        return self.loader.batch_size
+        return self.stream.batch_size
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, which is the same on every rank."""
-        return len(self.loader)
+        return len(self.stream)
 
     def __getitem__(self, index: Any) -> Any:
         """Raise OptionError: a DataLoader, maybe a trainer's, asks for samples as if a loader were a dataset."""
@@ -65,15 +57,15 @@ class StatelessFeed(Summary):
         If that epoch comes next anyway, the place in it that a state has set is kept: training loops set each epoch
         before they iterate it, even one that they resume.
         """
-        self.loader.set_epoch(epoch)
+        self.stream.set_epoch(epoch)
 
     def stats(self) -> Any:
         """Return what the loader has done so far, and how long its consumer waited."""
-        return self.loader.stats()
+        return self.stream.stats()
 
     def close(self) -> None:
         """Stop the workers; any thread may call it. A feed that is iterated again starts new ones."""
-        self.loader.close()
+        self.stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -82,13 +74,13 @@ class StatelessFeed(Summary):
         self.close()
 
     def _facts(self) -> Mapping[str, Any]:
-        return self.loader._facts() if isinstance(self.loader, Summary) else {"loader": repr(self.loader)}
+        return self.stream._facts()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.loader!r})"
+        return f"{type(self).__name__}({self.stream!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "loader": copy(self.loader)}
+        return {**self.__dict__, "stream": copy(self.stream)}
 
 
 class Feed(StatelessFeed):
@@ -100,7 +92,7 @@ class Feed(StatelessFeed):
         Any feed of a loader with the same arguments can continue from it. It is empty if a user's own loader keeps no
         state.
         """
-        return self.loader.state_dict()
+        return self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` says. The number of ranks may be any that divides the state's lanes.
@@ -109,40 +101,10 @@ class Feed(StatelessFeed):
             OptionError: the state is of another dataset, split, seed, order or version, its lanes cannot be dealt to
                 the ranks, or one of its numbers is impossible. The loader is unchanged then.
         """
-        self.loader.load_state_dict(state)
+        self.stream.load_state_dict(state)
 
 
-class Iteration(Protocol):
-    """An iteration that takes batches ahead of its loop."""
-
-    def close(self, why: str = "") -> None:
-        """End it, and tell its loop why."""
-
-
-class Iterated:
-    """A loader that feeds take batches from, one iteration at a time: the newest one leads."""
-
-    _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weak, so that a dropped iteration ends itself
-    _handed: Any = None  # place of its loop; None if no batch is taken ahead of it
-
-    def end_iteration(self, why: str) -> None:
-        """End the iteration that takes batches ahead of its loop, if there is one, and tell its loop why."""
-        ahead, self._ahead_of_loop = self._ahead_of_loop, None
-        iteration = None if ahead is None else ahead()
-        if iteration is not None:
-            iteration.close(why)
-
-    @property
-    def is_led(self) -> bool:
-        """True while an iteration takes batches ahead of its loop, perhaps in a thread."""
-        return self._ahead_of_loop is not None and self._ahead_of_loop() is not None
-
-    def hand_out(self, place: Any) -> None:
-        """Move the training loop's place past a batch: `place` is what `taken` returned for that batch."""
-        self._handed = place
-
-
-def loader_of(feed: Any) -> "Loader | None":
-    """Return the tpufeed loader of a feed, or a loader itself; None for a user's own loader."""
-    loader = feed.loader if isinstance(feed, StatelessFeed) and not isinstance(feed, Iterated) else feed
-    return loader if isinstance(loader, Feed) else None  # type: ignore[return-value]  # the one feed without another
+def stream_of(feed: Any) -> HostStream | None:
+    """Return the stream of a loader or feed of tpufeed; None for anything else, and for a feed of a user's loader."""
+    stream = feed.stream if isinstance(feed, StatelessFeed) else feed
+    return stream if isinstance(stream, HostStream) else None

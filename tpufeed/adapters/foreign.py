@@ -1,85 +1,17 @@
-"""Put the batches of a user's own loader, such as a torch DataLoader or a list, on a device ahead of need."""
+"""A user's own loader, such as a torch DataLoader or a list, as a stream that feeds take."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from copy import copy
-from pathlib import Path
 from typing import Any
 
-from tpufeed.adapters.device import DeviceFeed
-from tpufeed.adapters.feed import REPLACED, SUPERSEDED, Iterated, Iteration, loader_of
 from tpufeed.errors import OptionError
-from tpufeed.options import Count, checked
 from tpufeed.stream.executor import CLOSED
+from tpufeed.stream.stream import REPLACED, SUPERSEDED, Iteration, Stream
 
 
-@checked()
-def device_loader(
-    loader: Iterable[Any],
-    device: Any = None,
-    *,
-    device_prefetch: Count = 2,
-    sharding: Any = None,
-    check_ranks: bool = True,
-) -> Any:
-    """Return the batches of `loader` on `device`, the next few already there while a step runs.
-
-    Each `for` iterates `loader` again, in order. If `loader` raises an error, the loop raises it after the batches
-    before it. The first batch is fetched in the caller's thread, where frameworks may start and processes may be
-    forked; the others in a thread that ends when the loop is left, in any way. A new loop ends an earlier one. A state
-    counts batches handed to the training loop, and `stats()` returns a `DeviceStats`. For a `tpufeed.Loader` this is
-    `to_device` or `to_xla`.
-
-    On a torch device, with torch 2.7 or later, the result also has `dataset`, `sampler` and all other attributes of
-    `loader`. On an XLA device it is an `MpDeviceLoader`, and sends numeric arrays as well as tensors. Inside
-    `torch_xla.launch` all ranks compare what they are about to iterate before the first batch of an epoch: if they
-    differ, or one cannot begin, all raise the same LoaderError. Dealing samples to ranks is left to `loader`.
-
-    Args:
-        loader: a loader of tensors, alone or in tuples, lists and dicts: a DataLoader, a list, a `tpufeed.Loader`.
-            Anything else in a batch is passed on unchanged.
-        device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator, if there is one, else the
-            CPU. "xla" is torch_xla's device of the thread that iterates.
-        device_prefetch: batches on the device ahead of the one in use; each takes device memory.
-        sharding: for XLA devices under SPMD, a `ShardingSpec` for each column by name, None for a column that every
-            device holds whole; or one spec for all columns, fitted to the axes of each tensor. If batches are tuples,
-            the names are those of their columns in order.
-        check_ranks: False if only some of the ranks iterate this loader on XLA devices.
-
-    Raises:
-        MissingExtraError: torch is not installed, torch_tpu for "tpu", or torch_xla for "xla".
-        UsageError: tensorflow was imported before torch_xla.
-        OptionError: an option does not fit; or for "tpu", torch_tpu finds no TPU or is not Google's package.
-    """
-    from tpufeed.adapters.torch.device import ForeignDeviceFeed, StatefulTorchDeviceFeed, TorchDeviceFeed
-
-    ours = loader_of(loader)
-    if ours is None and isinstance(loader, str | Path):
-        raise OptionError(f"device_loader takes a loader; for a dataset give tpufeed.Loader({str(loader)!r})")
-    if isinstance(loader, Iterator) or not any(hasattr(loader, name) for name in ("__iter__", "__getitem__")):
-        raise OptionError(
-            "device_loader takes a loader that can be iterated again and again, such as a torch DataLoader, not "
-            f"{type(loader).__name__}"
-        )
-    if isinstance(loader, DeviceFeed):
-        raise OptionError(
-            f"the batches of a {type(loader).__name__} are on a device already; give the loader it came from"
-        )
-    if str(device).partition(":")[0] == "xla":
-        from tpufeed.adapters.xla.loader import XlaFeed
-
-        kept = None if device == "xla" else device
-        return XlaFeed(ours or ForeignLoader(loader), kept, sharding, device_prefetch, check_ranks)
-    if sharding is not None or not check_ranks:
-        raise OptionError('sharding and check_ranks are for XLA devices; give the device "xla", or leave them out')
-    if ours is not None:
-        return TorchDeviceFeed(ours, device, device_prefetch)
-    kind = StatefulTorchDeviceFeed if hasattr(loader, "state_dict") else ForeignDeviceFeed
-    return kind(ForeignLoader(loader), device, device_prefetch)
-
-
-class ForeignLoader(Iterated):
-    """A user's own loader in place of tpufeed's. It may keep states and epochs, or not.
+class ForeignStream(Stream):
+    """A user's own loader in place of tpufeed's stream. It may keep states and epochs, or not.
 
     Args:
         wrapped: the user's loader, which gives batches on the host, anew for each `for`.
@@ -103,7 +35,6 @@ class ForeignLoader(Iterated):
         return len(self.wrapped)
 
     def lead(self, iteration: Iteration) -> None:
-        """Make an iteration the newest, and end the one before it."""
         self.end_iteration(REPLACED)
         self._ahead_of_loop, self._resuming = weakref.ref(iteration), False
 
@@ -154,6 +85,9 @@ class ForeignLoader(Iterated):
         """End the open iteration, and close the user's loader if it has `close`."""
         self.end_iteration(CLOSED)
         getattr(self.wrapped, "close", lambda: None)()
+
+    def _facts(self) -> dict[str, Any]:
+        return {"loader": repr(self)}
 
     def __repr__(self) -> str:
         """Show the user's loader, which may be ahead, and the training loop's place once it has a batch."""

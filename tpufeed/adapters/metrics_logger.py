@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from tpufeed.adapters.device import DeviceStats
-from tpufeed.adapters.feed import loader_of
-from tpufeed.adapters.loader import LoaderStats
+from tpufeed.adapters.feed import stream_of
 from tpufeed.errors import OptionError
 from tpufeed.options import Count, Text, Whole, above, checked
+from tpufeed.stream.host import LoaderStats
 from tpufeed.stream.world import find_world
 
 _logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class MetricsLogger:
             raise OptionError(f"give either every_seconds={every_seconds:g} or every_steps={every_steps}, not both")
         self._loader, self._prefix, self._all_ranks = loader, prefix, all_ranks
         self._every, self._seconds = every_steps or 1, every_seconds or 0.0
-        self._host = loader_of(loader) or loader_of(getattr(loader, "_loader", None))  # a StepClock has it there
+        self._host = stream_of(getattr(loader, "_loader", loader))  # StepClock keeps its loader there
         self._read()  # a loader without counts raises here, not in the middle of a training
         targets = to if isinstance(to, list | tuple) else [to]
         self._targets = [send for each in targets for send in self._open(each)]

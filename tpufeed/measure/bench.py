@@ -238,7 +238,7 @@ class _LeftToDevice:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._loader.iterate(on_device=True)
+        return self._loader.stream.iterate(on_device=True)
 
 
 def _open(url: str, split: str, batch_size: int) -> tuple[Dataset | Mixture, list[Dataset]]:

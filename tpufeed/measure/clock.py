@@ -396,7 +396,7 @@ class _TimedEpoch(Iterator[Batch]):
         clock._splits |= self._splitter is not None
         # A loader with a state may continue in mid-epoch. Then only its iterator knows the length.
         self._promised = None if iterator is loader else length_of(iterator)
-        source = getattr(getattr(loader, "loader", None), "source", loader)  # a feed may read a loader of the user's
+        source = getattr(getattr(loader, "stream", None), "wrapped", loader)  # a feed may read a loader of the user's
         if self._promised is None and not hasattr(source, "load_state_dict"):
             self._promised = length_of(loader)
 

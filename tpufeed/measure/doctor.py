@@ -197,8 +197,9 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     default = asked.ops is None and not later and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else asked.ops
     with Loader(data, split, ops=live, device_ops=later, world=(0, 1)) as loader:
-        shape = loader.image_shape if loader.device_ops is None else (*loader.device_ops.ops.size, 3)
-        ops, shares = loader.pipeline.ops[: len(loader.pipeline.ops) - len(later)], loader.shares
+        stream = loader.stream
+        shape = stream.image_shape if stream.device_ops is None else (*stream.device_ops.ops.size, 3)
+        ops, shares = stream.pipeline.ops[: len(stream.pipeline.ops) - len(later)], stream.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
     notes = [_NOTE_ON_OPS] if default else []
     if later:

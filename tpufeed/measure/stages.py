@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tpufeed.adapters.loader import Loader, LoaderStats
+from tpufeed.adapters.loader import Loader
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ImageError, OpError, TpufeedError
 from tpufeed.images.pipeline import Pipeline
@@ -22,6 +22,7 @@ from tpufeed.measure.machine import memory_bytes
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Storage
 from tpufeed.measure.results import Span, Stage
 from tpufeed.storage.copies_folder import find_folder, free_bytes
+from tpufeed.stream.host import LoaderStats
 from tpufeed.stream.mixture import Mixture
 from tpufeed.text import format_count
 
@@ -125,7 +126,7 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
     batch = min(batch_size, data.split(split).records) if isinstance(data, Dataset) else batch_size
     begun = time.perf_counter()
     loader = Loader(data, split, batch_size=batch, repeat=True, world=(0, 1), **options)
-    with loader, closing(loader.iterate(on_device=True)) as batches:
+    with loader, closing(loader.stream.iterate(on_device=True)) as batches:
         next(batches)
         first = loader.stats()
         # If only a few batches would come, make them smaller: those prepared in advance would have too much weight.

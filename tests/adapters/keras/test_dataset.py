@@ -49,7 +49,7 @@ def test_text_is_refused_where_keras_takes_none(cache_url):
         tpufeed.Loader(cache_url, batch_size=8, columns=["image", "filename"]) as loader,
         pytest.raises(OptionError, match=r"\['filename'\]"),
     ):
-        KerasFeed(loader)
+        KerasFeed(loader.stream)
 
 
 def test_a_backend_that_is_not_installed_is_named():

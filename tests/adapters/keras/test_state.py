@@ -139,7 +139,7 @@ def test_it_goes_on_with_another_batch_size_and_number_of_steps(cache_url, tmp_p
     given = {"fit": {"steps_per_epoch": 10}, "repeat": True} if repeat else {}
     train(cache_url, tmp_path, steps=14, save_freq=1, **given)
     with tpufeed.Loader(cache_url, batch_size=10, columns=["sample"]) as loader:
-        loader.load_state_dict(loader.state_at(1, 28))
+        loader.load_state_dict(loader.stream.state_at(1, 28))
         rest, whole = ([samples.tolist() for samples in loader] for _ in range(2))
     assert [len(rest), len(whole)] == [4, 7]
     if repeat:  # Keras' epoch of 10 steps has 6 left, and then it has 7
@@ -202,7 +202,7 @@ def test_feeds_and_fits_whose_place_it_cannot_tell_are_refused(cache_url, tmp_pa
         kept = loader.to_tf(direct=True)
         with pytest.raises(OptionError, match="call that first"):
             tpufeed.keras_state(loader, place)
-        loader.load_state_dict(loader.state_at(1, 0))
+        loader.load_state_dict(loader.stream.state_at(1, 0))
         kept = loader.to_keras()
         with pytest.raises(OptionError, match="load_state_dict"):
             tpufeed.keras_state(loader, place)

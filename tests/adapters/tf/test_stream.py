@@ -132,7 +132,7 @@ def test_a_state_after_so_many_batches_needs_no_deterministic_dataset(cache_url)
                 break
         loader.load_state_dict(feeding.state_dict(batches=batches))
         assert [ids.tolist() for ids in loader] == expected[4:]
-        assert feeding.state_dict(batches=14) == loader.state_at(0, 70)
+        assert feeding.state_dict(batches=14) == loader.stream.state_at(0, 70)
 
 
 def test_the_world_is_that_of_an_input_context_or_of_tf_config(cache_url, monkeypatch):

@@ -90,10 +90,10 @@ def test_repeat_carries_epochs_through_fit_s_own(cache_url, stored):
 
 def test_after_a_state_the_first_epoch_is_the_rest_and_all_later_ones_are_whole(cache_url):
     with tpufeed.Loader(cache_url, batch_size=7, columns=["sample"]) as loader:
-        loader.load_state_dict(loader.state_at(1, 28))
+        loader.load_state_dict(loader.stream.state_at(1, 28))
         expected = [samples.tolist() for _ in range(3) for samples in loader]
     resumed = tpufeed.Loader(cache_url, batch_size=7, columns=["image", "label", "sample"])
-    resumed.load_state_dict(loader.state_at(1, 28))
+    resumed.load_state_dict(loader.stream.state_at(1, 28))
     dataset = resumed.to_tf()
     model = make_model(steps_per_execution=4)
     with pytest.warns(UserWarning, match="ran out of data"):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,11 +12,8 @@ from tpufeed.adapters.device import DeviceFeed, DeviceIterator, Exchange, Transf
 from tpufeed.adapters.feed import Feed
 from tpufeed.adapters.jax.sharding import Placement, enable_x64, find_exchange
 from tpufeed.errors import OptionError
+from tpufeed.stream.host import HostStream
 from tpufeed.text import format_value
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import Loader
-
 
 _WHOSE = "the current mesh or sharding", "set the mesh before, or give to_jax(sharding=mesh); else "
 
@@ -24,18 +21,18 @@ _WHOSE = "the current mesh or sharding", "set the mesh before, or give to_jax(sh
 class JaxFeed(DeviceFeed, Feed):
     """Feed of global `jax.Array`s, see `Loader.to_jax`. With a given sharding it cannot be pickled: JAX refuses."""
 
-    loader: "Loader"  # reads this process's rows
+    stream: HostStream  # reads this process's rows
     thread_name = "tpufeed-jax"
 
-    def __init__(self, loader: "Loader", sharding: Any, device_prefetch: int) -> None:
-        super().__init__(loader, device_prefetch)
+    def __init__(self, stream: HostStream, sharding: Any, device_prefetch: int) -> None:
+        super().__init__(stream, device_prefetch)
         self.placement = Placement(sharding)
-        if loader.device_ops is not None and self.placement.splits_images:
+        if stream.device_ops is not None and self.placement.splits_images:
             raise OptionError(
                 f"device_ops need whole images on each device, and the sharding {sharding.spec} splits images: give "
                 f"one that splits rows alone, like PartitionSpec({sharding.spec[0]!r}), or put the ops into ops"
             )
-        loader.find_world_by(self.placement.world)
+        stream.find_world_by(self.placement.world)
 
     @property
     def sharding(self) -> jax.sharding.Sharding:
@@ -44,7 +41,7 @@ class JaxFeed(DeviceFeed, Feed):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.loader.find_world_by(self.placement.world)
+        self.stream.find_world_by(self.placement.world)
 
     def __iter__(self) -> "JaxIterator":
         """Return the next epoch, and with `repeat` all later ones; its first batch ends other iterations."""
@@ -52,31 +49,31 @@ class JaxFeed(DeviceFeed, Feed):
 
     def open_transfer(self) -> Transfer:
         """Open the next epoch of this process's rows. Raises OptionError if the sharding does not fit them."""
-        loader = self.loader
-        loader.check_world(self.placement.world, *_WHOSE)
-        columns = [loader.column(name) for name in loader.form.names]
+        stream = self.stream
+        stream.check_world(self.placement.world, *_WHOSE)
+        columns = [stream.column(name) for name in stream.form.names]
         shapes = {column.name: column.shape for column in columns if column.dtype != "O"}
-        self.placement.check(loader.batch_size, shapes)
-        rows = loader.batch_size // len(self.placement.own)
-        if rows % 2 and loader.device_ops is not None and loader.device_ops.mixing is not None:
+        self.placement.check(stream.batch_size, shapes)
+        rows = stream.batch_size // len(self.placement.own)
+        if rows % 2 and stream.device_ops is not None and stream.device_ops.mixing is not None:
             raise OptionError(
                 f"MixUp and CutMix mix pairs of rows within a device, and each device has {rows}: give a batch_size "
                 f"that {2 * len(self.placement.own)} divides"
             )
-        return _JaxTransfer(loader, self.placement)
+        return _JaxTransfer(stream, self.placement)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
         """Return how processes exchange specs, and this one's index; None if it is alone, or its world given by hand.
 
         If no sharding was given, this also moves the feed to the mesh that is set now.
         """
-        placement, loader = self.placement.over_mesh_now(), self.loader
+        placement, stream = self.placement.over_mesh_now(), self.stream
         if placement is not self.placement:
-            loader.check_world(placement.world, *_WHOSE)
+            stream.check_world(placement.world, *_WHOSE)
             self.placement = placement
-        if loader.options.world is not None:
+        if stream.options.world is not None:
             return None
-        exchange = find_exchange(list(placement.held), loader.options.timeout_seconds)
+        exchange = find_exchange(list(placement.held), stream.options.timeout_seconds)
         return None if exchange is None else (exchange, jax.process_index())
 
 
@@ -95,9 +92,9 @@ class JaxIterator(DeviceIterator):
         This does not wait for other ranks, and does not begin the epoch. It does nothing once the iteration has begun,
         or while another iteration of the loader is open, whose thread prepares the next epoch itself.
         """
-        loader = self._feed.loader
-        if not (self._closed or loader.is_led):
-            loader.start_prefetch(on_device=True)
+        stream = self._feed.stream
+        if not (self._closed or stream.is_led):
+            stream.start_prefetch(on_device=True)
 
     def get_state(self) -> "IteratorState":
         """Return the loader's `state_dict()`, with the method `decode` that handlers expect of Grain's bytes."""
@@ -131,12 +128,12 @@ class IteratorState(dict[str, Any]):
 class _JaxTransfer(Transfer):
     """Makes global arrays from the rows of this process."""
 
-    def __init__(self, loader: "Loader", placement: Placement) -> None:
-        self._form, self._placement, self._ops = loader.form, placement, loader.device_ops
+    def __init__(self, stream: HostStream, placement: Placement) -> None:
+        self._form, self._placement, self._ops = stream.form, placement, stream.device_ops
         self._x64 = jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # in the caller's thread, see `enable_x64`
-        self.batches: Any = loader.iterate(ahead=True, as_dict=True, on_device=True)
+        self.batches: Any = stream.iterate(ahead=True, as_dict=True, on_device=True)
         self.close = self.batches.close
-        spec = loader.epoch_spec()
+        spec = stream.epoch_spec()
         self.spec = replace(spec, rank=jax.process_index(), order=f"{spec.order}, sharding {placement}")
 
     def send(self, batch: dict[str, Any]) -> tuple[Any, int]:

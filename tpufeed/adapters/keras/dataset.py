@@ -13,11 +13,11 @@ import numpy.typing as npt
 from tpufeed.adapters.feed import ENDLESS, Feed
 from tpufeed.errors import MissingExtraError, OptionError, install_command
 from tpufeed.options import is_whole
+from tpufeed.stream.host import EpochIterator, HostStream
 
 if TYPE_CHECKING:
     from tpufeed.adapters.jax.sharding import RunOps
     from tpufeed.adapters.keras.state import KerasState
-    from tpufeed.adapters.loader import EpochIterator, Loader
 
 try:
     import keras
@@ -36,15 +36,17 @@ if not hasattr(keras, "ops"):
 _TAKEN_TO_BUILD = 2  # batches at most: JAX on an accelerator takes one ahead
 
 
-def keras_feed(loader: "Loader", class_weight: Mapping[int, float] | None) -> Any:
+def keras_feed(stream: HostStream, class_weight: Mapping[int, float] | None) -> Any:
     """Return the batches of `Loader.to_keras`."""
     if keras.backend.backend() != "tensorflow":
-        return KerasFeed(loader, class_weight)
-    weights = SampleWeights(loader, class_weight)
-    dataset = loader.to_tf()
+        return KerasFeed(stream, class_weight)
+    from tpufeed.adapters.tf.dataset import tf_feed
+
+    weights = SampleWeights(stream, class_weight)
+    dataset = tf_feed(stream)
     if weights.given:
         dataset = dataset.map(lambda *batch: weights.add(batch, keras.ops))
-        dataset.class_names = loader.class_names
+        dataset.class_names = stream.class_names
     return dataset
 
 
@@ -59,17 +61,17 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         cuts_epochs: True if `begin_at` may shorten an epoch: `num_batches` is then a number even with `repeat`.
     """
 
-    loader: "Loader"
+    stream: HostStream
     cuts_epochs = False
 
-    def __init__(self, loader: "Loader", class_weight: Mapping[int, float] | None = None) -> None:
+    def __init__(self, stream: HostStream, class_weight: Mapping[int, float] | None = None) -> None:
         keras.utils.PyDataset.__init__(self)  # in Keras' own thread: workers of the loader prepare batches ahead
-        texts = [name for name in loader.form.names if loader.column(name).dtype == "O"]
+        texts = [name for name in stream.form.names if stream.column(name).dtype == "O"]
         if texts:
             raise OptionError(f"Keras takes numbers, and {texts} are text: leave them out of columns=")
-        self.loader = loader
-        self.was_placed = loader.is_placed
-        self._weights = SampleWeights(loader, class_weight)
+        self.stream = stream
+        self.was_placed = stream.is_placed
+        self._weights = SampleWeights(stream, class_weight)
         self._batches: EpochIterator | None = None
         self._building = False  # True while Keras iterates only to build a model
         self._built: list[tuple[int, Any]] = []  # (epoch, batch) that Keras took for building
@@ -79,7 +81,7 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         self._rest: int | None = None  # batches of the epoch that begins there, if `begin_at` gave a number
         self._placed = False  # True if `begin_at` said where the newest iteration begins
         self._epoch_begins = self._begins = False
-        loader.moved_by = weakref.ref(self)
+        stream.moved_by = weakref.ref(self)
 
     @property
     def num_batches(self) -> int | None:
@@ -88,9 +90,9 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
             self._begins = True
             if self._rest is not None:
                 return self._rest
-        elif self.cuts_epochs and self.loader.options.repeat:
+        elif self.cuts_epochs and self.stream.options.repeat:
             return ENDLESS  # with None, Keras would take the length of a shortened epoch for all later ones
-        return None if self.loader.options.repeat else len(self.loader)
+        return None if self.stream.options.repeat else len(self.stream)
 
     def on_epoch_begin(self) -> None:
         """Note that Keras is about to ask for batches, of a new iteration or of one that continues."""
@@ -113,17 +115,17 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
     def _take(self) -> tuple[int, Any]:
         batches = self._batches
         # An epoch that was resumed in its middle has fewer batches than Keras counts.
-        if batches is None or not (len(batches) or self.loader.options.repeat):
+        if batches is None or not (len(batches) or self.stream.options.repeat):
             batches = self._batches = self._iterate()
         batch = next(batches)
-        ops, run = self.loader.device_ops, self._run_ops
+        ops, run = self.stream.device_ops, self._run_ops
         if run is not None and ops is not None:
-            batch = self.loader.form.package({**batch, **run(ops, batch)})  # type: ignore[dict-item,arg-type]  # a dict
+            batch = self.stream.form.package({**batch, **run(ops, batch)})  # type: ignore[dict-item,arg-type]  # a dict
         return batches.epoch, self._weights.add(batch, np) if self._weights.given else batch
 
     def _begin(self) -> None:
         """Begin the next epoch, or where `begin_at` said, or again the epoch that Keras built a model from."""
-        loader, batches = self.loader, self._batches
+        stream, batches = self.stream, self._batches
         again, self._built = [*self._built, *self._again], []
         if self._next is None and again and batches is not None and not batches.was_moved:
             self._again, self._placed = again, False
@@ -132,14 +134,14 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
             batches.close()
             batches.continue_after(self._epochs[0 if _takes_ahead() else 1])
         self._batches, self._again, self._placed = self._iterate(), [], self._next is not None
-        if self._next not in (None, loader.state_dict()):
-            loader.load_state_dict(self._next)
+        if self._next not in (None, stream.state_dict()):
+            stream.load_state_dict(self._next)
             self._batches = self._iterate()
         if not self._begins and _takes_ahead():
             self._take()  # Keras took this batch at the end of its last epoch
 
-    def _iterate(self) -> "EpochIterator":
-        return self.loader.iterate(on_device=self._run_ops is not None)
+    def _iterate(self) -> EpochIterator:
+        return self.stream.iterate(on_device=self._run_ops is not None)
 
     @cached_property
     def _run_ops(self) -> "RunOps | None":
@@ -148,7 +150,7 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
         On JAX alone: for TensorFlow and torch Keras takes arrays of the host, and a distribution splits these, too.
         """
         on_host = keras.backend.backend() != "jax" or keras.distribution.distribution() is not None
-        if self.loader.device_ops is None or on_host:
+        if self.stream.device_ops is None or on_host:
             return None
         from tpufeed.adapters.jax.sharding import compile_ops
 
@@ -208,9 +210,9 @@ class SampleWeights:
             impossible weights.
     """
 
-    def __init__(self, loader: "Loader", class_weight: Mapping[int, float] | None) -> None:
-        form = loader.form
-        self.masked = loader.columns.mask in form.names and not form.as_dict
+    def __init__(self, stream: HostStream, class_weight: Mapping[int, float] | None) -> None:
+        form = stream.form
+        self.masked = stream.columns.mask in form.names and not form.as_dict
         self.table: npt.NDArray[np.float32] | None = None
         names = list(form.names[: -1 if self.masked else None])
         if not form.as_dict and len(names) + (self.masked or class_weight is not None) > 3:
@@ -220,15 +222,15 @@ class SampleWeights:
             )
         if class_weight is None:
             return
-        if form.as_dict or names[1:] != ["label"] or loader.column("label").shape:
+        if form.as_dict or names[1:] != ["label"] or stream.column("label").shape:
             raise OptionError(f"class_weight is for batches of an image and one label, not of {names}")
-        classes = len(loader.class_names) or 1 + max(filter(is_whole, class_weight), default=0)
+        classes = len(stream.class_names) or 1 + max(filter(is_whole, class_weight), default=0)
         self.table = np.ones(classes + 1, np.float32)
         for number, weight in class_weight.items():
             if not is_whole(number, 0, classes - 1):
                 raise OptionError(f"class_weight has weights for classes from 0 to {classes - 1}, not for {number!r}")
             self.table[number] = weight
-        loader.keep_classes("class_weight")
+        stream.keep_classes("class_weight")
 
     @property
     def given(self) -> bool:
@@ -248,7 +250,7 @@ class SampleWeights:
         return (*columns, weights)
 
 
-def keras_state(loader: "Loader", path: str | Path) -> "KerasState":
+def keras_state(loader: Feed, path: str | Path) -> "KerasState":
     """Return a callback for `fit` of Keras 3: a stopped training continues with exactly the batch that was next.
 
     The place in the feed follows from the optimizer's step count, which is saved with the weights. So weights of any

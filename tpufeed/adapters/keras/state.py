@@ -5,17 +5,15 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import keras
 import msgspec
 
-from tpufeed.adapters.feed import ENDLESS, loader_of
+from tpufeed.adapters.feed import ENDLESS, Feed, stream_of
 from tpufeed.errors import DamageError, ObjectExistsError, ObjectNotFoundError, OptionError
 from tpufeed.storage.store import Store, open_store
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import Loader
+from tpufeed.stream.host import HostStream
 
 _logger = logging.getLogger(__name__)
 
@@ -98,24 +96,25 @@ _RECORD = msgspec.json.Decoder(Record)
 class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback of Keras, see `keras_state`."""
 
-    def __init__(self, loader: "Loader", path: str | Path) -> None:
+    def __init__(self, loader: Feed, path: str | Path) -> None:
         super().__init__()
-        if loader_of(loader) is not loader:
+        stream = stream_of(loader)
+        if stream is None:
             raise OptionError(
                 f"keras_state takes the tpufeed.Loader whose to_keras() or to_tf() fit is given, not a "
                 f"{type(loader).__name__}"
             )
-        stream = None if loader.moved_by is None else loader.moved_by()
-        if stream is None:
+        feed = None if stream.moved_by is None else stream.moved_by()
+        if feed is None:
             raise OptionError(
                 "keras_state moves the feed that to_keras(), or to_tf() without direct=True, made of the loader, but "
                 "there is none: call that first, and keep the result"
             )
-        if stream.was_placed:
+        if feed.was_placed:
             raise OptionError("keras_state finds the feed's place itself: leave out load_state_dict and set_epoch")
-        self._stream = stream
-        if isinstance(stream, keras.utils.PyDataset):
-            stream.cuts_epochs = True
+        self._feed = feed
+        if isinstance(feed, keras.utils.PyDataset):
+            feed.cuts_epochs = True
         self._url = str(path)
         self._segments: list[Segment] = []
         self._written: list[Segment] = []
@@ -128,9 +127,9 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         """Find the epoch to begin with, perhaps in its middle."""
         if not hasattr(self.model, "_initial_epoch"):
             raise OptionError(f"keras_state is for models of Keras 3, not of {type(self.model).__module__}")
-        steps, batches = self.params["steps"], len(self._loader)
+        steps, batches = self.params["steps"], len(self._stream)
         known = steps not in (None, ENDLESS)
-        if not known or not (self._loader.options.repeat or steps == batches):
+        if not known or not (self._stream.options.repeat or steps == batches):
             raise OptionError(
                 f"fit takes {steps if known else 'no known number of'} steps per epoch, and the feed has {batches} "
                 "batches: give both steps_per_epoch to fit and repeat=True to the dataset, or neither"
@@ -157,8 +156,8 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         """Make the epoch begin at its place in the feed."""
         first, count = not self._epochs, self._counted()
         if first and not self._segments:  # a new training, in whose feed epochs have Keras' numbers if equally long
-            loader, steps = self._loader, self._taken(self.params["steps"])
-            zero = self._segment_at(0, 0, steps, loader.state_at(0, 0), len(loader))
+            stream, steps = self._stream, self._taken(self.params["steps"])
+            zero = self._segment_at(0, 0, steps, stream.state_at(0, 0), len(stream))
             self._segments = [self._segment(zero.find(epoch * steps))]
         elif first and count != self._count:  # a callback after this one has restored weights
             self._count = count
@@ -185,9 +184,9 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             self._written = self._segments
         self._last = None
         if place.steps_left == steps:
-            self._stream.begin_at(place.state)
-        elif isinstance(self._stream, keras.utils.PyDataset):
-            self._stream.begin_at(place.state, place.steps_left)
+            self._feed.begin_at(place.state)
+        elif isinstance(self._feed, keras.utils.PyDataset):
+            self._feed.begin_at(place.state, place.steps_left)
             self._quiet = warnings.catch_warnings()
             self._quiet.__enter__()
             warnings.filterwarnings("ignore", "Your input ran out of data")
@@ -195,7 +194,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             # Keras tells callbacks the first of the steps that it executes together: the last such group begins there.
             together = self.model.steps_per_execution
             self._last = (place.steps_left - 1) // together * together
-            self._stream.begin_at(place.state)
+            self._feed.begin_at(place.state)
         self._epochs += 1
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -225,21 +224,21 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
                 "%d epochs were trained already: give fit more epochs to continue", self.model._initial_epoch or 0
             )
         else:
-            self._stream.begin_at(self._segments[-1].find(self._counted()).state)
+            self._feed.begin_at(self._segments[-1].find(self._counted()).state)
         self.model._initial_epoch = None
 
     def _check_feed(self) -> None:
-        if self._epochs == 1 and not self._stream.begun:
+        if self._epochs == 1 and not self._feed.begun:
             raise OptionError("fit and keras_state were given different feeds: give both the same, or fit a map of it")
 
     @property
-    def _loader(self) -> "Loader":
-        loader: Loader = self._stream.loader  # raises if the dataset was dropped
-        return loader
+    def _stream(self) -> HostStream:
+        stream: HostStream = self._feed.stream  # raises if the dataset was dropped
+        return stream
 
     def _taken(self, steps: int) -> int:
         """Return the steps that Keras takes for `steps`: whole groups of steps per execution if the feed is endless."""
-        together: int = self.model.steps_per_execution if self._loader.options.repeat else 1
+        together: int = self.model.steps_per_execution if self._stream.options.repeat else 1
         return -(-steps // together) * together
 
     def _counted(self) -> int:
@@ -271,10 +270,10 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
 
     def _segment(self, place: TrainingPlace) -> Segment:
         """Move the feed to a place, and return the segment that begins there."""
-        loader, repeats = self._loader, self._loader.options.repeat
-        self._stream.load_state_dict(place.state)
-        state = loader.state_dict()
-        left = loader.batches_from(state["samples"])
+        stream, repeats = self._stream, self._stream.options.repeat
+        self._feed.load_state_dict(place.state)
+        state = stream.state_dict()
+        left = stream.batches_from(state["samples"])
         # The feed is one epoch further if the rest of an epoch does not make a batch of the present size.
         further = 0 if repeats else state["epoch"] - place.state["epoch"]
         steps_left = self._taken(place.steps_left) if repeats else left
@@ -282,7 +281,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
 
     def _segment_at(self, count: int, epoch: int, steps_left: int, state: dict[str, Any], batches_left: int) -> Segment:
         """Return the segment with the present sizes that begins there."""
-        loader = self._loader
+        stream = self._stream
         return Segment(
             count=count,
             epoch=epoch,
@@ -290,9 +289,9 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             steps=self._taken(self.params["steps"]),
             state=state,
             batches_left=batches_left,
-            batches=len(loader),
-            batch_samples=loader.batch_size * loader.world.size,
-            next_begun=loader.state_at(state["epoch"] + 1, 0).get("begun", 0),
+            batches=len(stream),
+            batch_samples=stream.batch_size * stream.world.size,
+            next_begun=stream.state_at(state["epoch"] + 1, 0).get("begun", 0),
         )
 
     def _read(self) -> list[Segment]:

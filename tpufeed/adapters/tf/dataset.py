@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from tpufeed.errors import MissingExtraError, OptionError, UnavailableError
 from tpufeed.processes.limits import available_cores
 from tpufeed.stream.columns import LABEL
+from tpufeed.stream.host import HostStream
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.world import find_tf_world
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from tpufeed.adapters.loader import Loader
     from tpufeed.adapters.tf.stream import HandedEpoch
 
 _logger = logging.getLogger(__name__)
@@ -46,12 +46,17 @@ _GCS_SETTINGS = {
 
 
 def tf_feed(
-    loader: "Loader", direct: bool, deterministic: bool, service: str | None, sharding: Sharding | None, finish: bool
+    stream: HostStream,
+    direct: bool = False,
+    deterministic: bool = False,
+    service: str | None = None,
+    sharding: Sharding | None = None,
+    finish: bool = True,
 ) -> "tf.data.Dataset":
     """Return the dataset of `Loader.to_tf`."""
-    options = loader.options
-    direct, sharding = _check_options(loader, direct, deterministic, service, sharding)
-    if not finish and (direct or loader.device_ops is None):
+    options = stream.options
+    direct, sharding = _check_options(stream, direct, deterministic, service, sharding)
+    if not finish and (direct or stream.device_ops is None):
         raise OptionError(
             "finish=False leaves device_ops to the step: "
             + ("with direct=True TensorFlow runs all ops" if direct else "the loader has none for its images")
@@ -71,31 +76,31 @@ def tf_feed(
             "to_tf was called within a tf.function, or a function of another tf.data.Dataset; call it before, and keep "
             "what it returns in a variable"
         )
-    loader.check_world(find_tf_world, "TF_CONFIG or another framework")
-    length, _ = len(loader), loader.lanes  # raises here what would otherwise come out of TensorFlow
+    stream.check_world(find_tf_world, "TF_CONFIG or another framework")
+    length, _ = len(stream), stream.lanes  # raises here what would otherwise come out of TensorFlow
     settings = _settings(tf, options, direct, deterministic)
     handed = HandedEpoch() if options.repeat and service is None else None  # a service has its own tables
     if direct:
-        dataset = _direct(tf, loader, service, sharding, settings, handed)
+        dataset = _direct(tf, stream, service, sharding, settings, handed)
         if options.repeat or service is None:  # each worker of a service has its own last batch
             length = tf.data.INFINITE_CARDINALITY if options.repeat else length
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(length))
-        loader.moved_by, loader.uncounted = None, _UNCOUNTED
+        stream.moved_by, stream.uncounted = None, _UNCOUNTED
     else:
-        dataset = stream_dataset(loader, handed, finish)
-        if LABEL in loader.form.names and loader.column(LABEL).dtype == "float32":  # one number per class
-            loader.keep_classes("the tf.data.Dataset of to_tf()")
+        dataset = stream_dataset(stream, handed, finish)
+        if LABEL in stream.form.names and stream.column(LABEL).dtype == "float32":  # one number per class
+            stream.keep_classes("the tf.data.Dataset of to_tf()")
     if not deterministic:
         dataset = dataset.prefetch(options.prefetch or _PREFETCH if direct else _PREFETCH)
     if handed is not None:
         dataset = dataset.map(handed.note)
     dataset = dataset.with_options(settings)
-    dataset.class_names = loader.class_names  # as Keras' own datasets of images have it; `map` and others lose it
+    dataset.class_names = stream.class_names  # as Keras' own datasets of images have it; `map` and others lose it
     return dataset
 
 
 def _check_options(
-    loader: "Loader", direct: bool, deterministic: bool, service: str | None, sharding: Sharding | None
+    stream: HostStream, direct: bool, deterministic: bool, service: str | None, sharding: Sharding | None
 ) -> tuple[bool, Sharding | None]:
     """Return `direct` and `sharding` as the service implies them. Raises OptionError if options do not fit together."""
     if service is None and sharding is not None:
@@ -108,14 +113,14 @@ def _check_options(
             "deterministic=True gives the loader's order, but with direct=True, which service implies, TensorFlow "
             "reads in its own order: leave one of them out"
         )
-    if direct and loader.device_ops is not None and loader.device_ops.mixing is not None:
+    if direct and stream.device_ops is not None and stream.device_ops.mixing is not None:
         raise OptionError("direct=True does not mix images: leave it out, or leave MixUp and CutMix out of device_ops")
-    if direct and loader.is_placed:
+    if direct and stream.is_placed:
         raise OptionError(
             "direct=True has an order that no state can describe, and the loader was given a state or an epoch; save "
             "the iterator with tf.train.Checkpoint, or give another seed when you continue"
         )
-    options = loader.options
+    options = stream.options
     if service is not None and not options.repeat and options.shuffle:
         raise OptionError(
             "each iteration would read the same epoch from a service: give repeat=True, and steps_per_epoch to fit, or "
@@ -141,7 +146,7 @@ def _split_service(service: str) -> tuple[str, int, str]:
 
 def _direct(
     tf: Any,
-    loader: "Loader",
+    stream: HostStream,
     service: str | None,
     sharding: Sharding | None,
     settings: Any,
@@ -150,27 +155,27 @@ def _direct(
     """Return the dataset that TensorFlow makes by itself, or that the workers of a service make."""
     from tpufeed.adapters.tf.graph import DirectGraph
 
-    if loader.dataset.manifest.upright:
+    if stream.dataset.manifest.upright:
         raise OptionError(
-            f"{loader.dataset.url} was adopted with --exif apply, and TensorFlow, which decodes with direct=True, does "
+            f"{stream.dataset.url} was adopted with --exif apply, and TensorFlow, which decodes with direct=True, does "
             "not turn images: leave out direct=True, or build a cache of the dataset, whose images are upright"
         )
     unset = [f"{name}={value}" for name, value in _GCS_SETTINGS.items() if name not in os.environ]
-    if unset and loader.dataset.shards.url.startswith(("gs://", "gcs://")):
+    if unset and stream.dataset.shards.url.startswith(("gs://", "gcs://")):
         _logger.warning(
             "TensorFlow was imported before to_tf(direct=True) could configure its gs:// client: it holds 64 MiB per "
             "lane, and a stalled read may take an hour to fail. Set in the environment: %s",
             " ".join(unset),
         )
     # It has no Python to convert, and if AutoGraph parses the source here it disturbs parsers in other threads.
-    dataset = tf.autograph.experimental.do_not_convert(DirectGraph(loader, sharding, handed).build)()
+    dataset = tf.autograph.experimental.do_not_convert(DirectGraph(stream, sharding, handed).build)()
     dataset = dataset.with_options(settings)
     if service is None or sharding is None:
         return dataset
     host, port, job = _split_service(service)
-    if loader.world.size > 1 and sharding != "off" and not job:
+    if stream.world.size > 1 and sharding != "off" and not job:
         raise OptionError(
-            f"{loader.world.size} processes share what the service reads, so their job needs a name that no other run "
+            f"{stream.world.size} processes share what the service reads, so their job needs a name that no other run "
             f"uses: give service='{service}/my-run-1' to all of them"
         )
     try:  # TensorFlow itself would wait forever

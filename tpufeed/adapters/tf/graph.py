@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,9 +26,7 @@ from tpufeed.images.windows import MOST_ENLARGED_PIXELS
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.store import url_scheme
 from tpufeed.stream.columns import IMAGE, SAMPLE, Scalar
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import Loader
+from tpufeed.stream.host import HostStream
 
 _MIXED_BYTES, _MIXED_MOST = 64 << 20, 8192
 _BUFFER_BYTES = 256 << 10
@@ -54,7 +52,7 @@ class DirectGraph:
     """Builds the graph. Order and draws follow from (seed, epoch, sample), parts of shards from the index.
 
     Args:
-        loader: the loader, which knows columns, lanes, ops and world.
+        stream: the loader's stream, which knows columns, lanes, ops and world.
         sharding: how a tf.data service shares the work; None without a service. With "dynamic" and "file" the service
             deals out parts of shards: its workers read all parts, whatever the world, and epochs follow without a
             break.
@@ -65,8 +63,8 @@ class DirectGraph:
         OptionError: TensorFlow cannot open the dataset's URL, or the graph lacks an op or option.
     """
 
-    def __init__(self, loader: "Loader", sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
-        options, dataset, manifest = loader.options, loader.dataset, loader.dataset.manifest
+    def __init__(self, stream: HostStream, sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
+        options, dataset, manifest = stream.options, stream.dataset, stream.dataset.manifest
         if dataset.selection is not None:
             raise OptionError(
                 f"{dataset.label}: direct=True reads whole shards in TensorFlow, and a view leaves records out: leave "
@@ -77,15 +75,15 @@ class DirectGraph:
                 raise OptionError(
                     f"direct=True reads and decodes in TensorFlow, which has no {option.name}: leave out one of the two"
                 )
-        for op in loader.pipeline.ops:
+        for op in stream.pipeline.ops:
             if type(op) not in _OPS:
                 names = ", ".join(known.__name__ for known in _OPS)
                 raise OptionError(
                     f"{op} has no TensorFlow graph; direct=True has {names}: leave out direct=True, or the op. "
                     "to_tf() without direct runs every op, and so does tpufeed.cache.warmup"
                 )
-        self._options, self._ops, self._form = options, loader.pipeline.ops, loader.form
-        fields = (*loader.columns.scalars, *loader.columns.fields)
+        self._options, self._ops, self._form = options, stream.pipeline.ops, stream.form
+        fields = (*stream.columns.scalars, *stream.columns.fields)
         self._columns = [field for field in fields if isinstance(field, Scalar) and field.fill_value is None]
         if len(self._columns) < len(fields) or options.views is not None:
             others = [field.columns[0].name for field in fields if field not in self._columns] or ["views"]
@@ -95,18 +93,18 @@ class DirectGraph:
             )
         labels = (field.columns[0].name for field in self._columns if field.spec.name == LABEL)
         self._label, self._classes = next(labels, None), len(manifest.class_names)
-        self._mask = loader.columns.mask
+        self._mask = stream.columns.mask
         self._dealt = sharding in ("dynamic", "file")
-        self._world = World() if self._dealt else loader.world
+        self._world = World() if self._dealt else stream.world
         # The same 64 bits as a signed number, as TensorFlow wants them.
         self._seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)
-        self._identity, self._handed = place_identity(loader), handed
+        self._identity, self._handed = place_identity(stream), handed
         # The epoch that was read last, from which the next iteration finds its own; a service has its own tables.
         self._newest = handed or (HandedEpoch() if sharding is None else None)
         self._url, self._manifest = dataset.url, f"{tensorflow_url(dataset.store.url)}/{MANIFEST}"
         self._manifest_bytes = tf.io.read_file(self._manifest).numpy()
 
-        folder, variants = tensorflow_url(dataset.shards.url), dataset.split(loader.split).variants
+        folder, variants = tensorflow_url(dataset.shards.url), dataset.split(stream.split).variants
         self._variants = len(variants)
         self._urls = np.array([[f"{folder}/{shard.name}" for shard in variant.shards] for variant in variants])
         self._bytes = np.array([[shard.bytes for shard in variant.shards] for variant in variants], np.int64)
@@ -114,7 +112,7 @@ class DirectGraph:
         self._first_samples, records = np.cumsum(counts) - counts, int(counts.sum())
         self._share = Share(records, options.batch_size, self._world, options.remainder)
         # Each rank has one range of the line of shards, and each of its lanes a piece of that range.
-        ranks, lanes = self._world.size, max(1, loader.lanes // self._world.size)
+        ranks, lanes = self._world.size, max(1, stream.lanes // self._world.size)
         rank_starts = np.array([rank * (records // ranks) + min(rank, records % ranks) for rank in range(ranks + 1)])
         pieces = np.diff(rank_starts)[:, None] * np.arange(lanes) // lanes
         self._lanes, self._lane_starts = lanes, (rank_starts[:-1, None] + pieces).ravel()
@@ -129,8 +127,8 @@ class DirectGraph:
                 offsets = Index(dataset.store, variant).offsets(range(len(counts)))
                 self._marks[number] = np.concatenate([of_shard[:-1:stride].astype(np.int64) for of_shard in offsets])
 
-        self._shape, self._tensor_shape = loader.image_shape, manifest.tensor_shape
-        self._image_key = manifest.features[0].key if IMAGE in loader.form.names else None
+        self._shape, self._tensor_shape = stream.image_shape, manifest.tensor_shape
+        self._image_key = manifest.features[0].key if IMAGE in stream.form.names else None
         self._only_jpeg = bool(manifest.images) and all(kind.startswith("jpeg") for kind in manifest.images)
         dtypes = {field.spec.key: _DTYPES.get(field.spec.dtype, tf.string) for field in self._columns}
         if self._image_key is not None:

@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,9 +16,7 @@ import tensorflow as tf
 from tpufeed.adapters.feed import ENDLESS
 from tpufeed.errors import LoaderError, OptionError
 from tpufeed.stream.columns import Array
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import EpochIterator, Loader
+from tpufeed.stream.host import EpochIterator, HostStream
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ class HandedEpoch:
             return tf.nest.map_structure(tf.identity, batch)
 
 
-def stream_dataset(loader: "Loader", handed: HandedEpoch | None, finish: bool) -> Any:
+def stream_dataset(stream: HostStream, handed: HandedEpoch | None, finish: bool) -> Any:
     """Return the epochs of a loader as a `tf.data.Dataset`, one per iteration.
 
     The graph holds what an iterator has to remember: where its iteration began, and how many batches it has given. So
@@ -64,16 +62,16 @@ def stream_dataset(loader: "Loader", handed: HandedEpoch | None, finish: bool) -
     With `handed`, for `repeat`, elements are (batch, epoch), and an iteration continues with the epoch after that of
     the last batch that left the dataset. Without `finish`, batches still need the device ops.
     """
-    stream = LoaderStream(loader, handed, on_device=not finish)
+    handover = Handover(stream, handed, on_device=not finish)
     # One outer element per iteration: it opens the epoch when the iteration starts, not when the graph is built.
-    opened = tf.data.Dataset.range(1).map(lambda _: tf.ensure_shape(tf.py_function(stream.open, [], tf.int64), (4,)))
+    opened = tf.data.Dataset.range(1).map(lambda _: tf.ensure_shape(tf.py_function(handover.open, [], tf.int64), (4,)))
     places = opened.flat_map(lambda opened: tf.data.Dataset.from_tensors(opened).repeat(opened[2]).enumerate())
-    places = _with_length(places, None if loader.options.repeat else len(loader))
+    places = _with_length(places, None if stream.options.repeat else len(stream))
     dataset = places.map(
-        lambda batch, opened: stream.shaped(tf.py_function(stream.next_batch, [opened, batch], stream.dtypes))
+        lambda batch, opened: handover.shaped(tf.py_function(handover.next_batch, [opened, batch], handover.dtypes))
     )
-    weakref.finalize(dataset, stream.close)  # also when the interpreter exits
-    loader.moved_by = weakref.ref(stream)  # TensorFlow keeps it
+    weakref.finalize(dataset, handover.close)  # also when the interpreter exits
+    stream.moved_by = weakref.ref(handover)  # TensorFlow keeps it
     return dataset
 
 
@@ -90,44 +88,44 @@ def _with_length(places: Any, batches: int | None) -> Any:
     return endless if batches is None else endless.take(batches)
 
 
-def place_identity(loader: "Loader") -> int:
+def place_identity(stream: HostStream) -> int:
     """Return a checksum of what a place in an iteration depends on: loaders with equal ones can share checkpoints."""
-    order = loader.state_at(0, 0) | {
-        "batch_size": loader.batch_size,
-        "world": (loader.world.rank, loader.world.size),
-        "remainder": loader.options.remainder,
+    order = stream.state_at(0, 0) | {
+        "batch_size": stream.batch_size,
+        "world": (stream.world.rank, stream.world.size),
+        "remainder": stream.options.remainder,
     }
     return zlib.crc32(repr(order).encode())
 
 
-class LoaderStream:
+class Handover:
     """Hands the epochs of a loader to a graph. TensorFlow's threads call it."""
 
-    def __init__(self, loader: "Loader", handed: HandedEpoch | None, on_device: bool) -> None:
-        self.was_placed = loader.is_placed  # it does not begin at its start
-        self._loader = loader
+    def __init__(self, stream: HostStream, handed: HandedEpoch | None, on_device: bool) -> None:
+        self.was_placed = stream.is_placed  # it does not begin at its start
+        self._stream = stream
         self._handed = handed
         self._iterator: EpochIterator | None = None
         self._place: tuple[int, int, int] | None = None  # place of the iterator's next batch
         self._next: dict[str, Any] | None = None  # where the next iteration is to begin
-        self._identity = place_identity(loader)
+        self._identity = place_identity(stream)
         self._moves = 0
         self._closed = False
         self._lock = threading.Lock()
         self._calls: deque[int] = deque()  # threads with a call in progress; changing it is atomic
         self._last_call = 0.0
         self._on_device = on_device
-        self._form, self._columns = loader.batch_form(on_device)
+        self._form, self._columns = stream.batch_form(on_device)
         dtypes = [column.dtype for column in self._columns]
         self.dtypes = [tf.string if dtype == "O" else tf.dtypes.as_dtype(dtype) for dtype in dtypes]
         self.dtypes += [] if handed is None else [tf.int64]
 
     @property
-    def loader(self) -> "Loader":
+    def stream(self) -> HostStream:
         """The loader that reads and decodes. Raises LoaderError if the dataset was dropped."""
         if self._closed:
             raise LoaderError(_DROPPED)
-        return self._loader
+        return self._stream
 
     @property
     def begun(self) -> bool:
@@ -142,12 +140,12 @@ class LoaderStream:
                 if self._handed is not None and (last := int(self._handed.last())) >= 0:
                     self._iterator.continue_after(last)
             self._iterator = self._iterate()
-            if self._next not in (None, self._loader.state_dict()):
-                self._loader.load_state_dict(self._next)
+            if self._next not in (None, self._stream.state_dict()):
+                self._stream.load_state_dict(self._next)
                 self._iterator = self._iterate()
-            self._next, self._identity = None, place_identity(self._loader)
-            state = self._loader.state_dict()
-            batches = ENDLESS if self._loader.options.repeat else len(self._iterator)
+            self._next, self._identity = None, place_identity(self._stream)
+            state = self._stream.state_dict()
+            batches = ENDLESS if self._stream.options.repeat else len(self._iterator)
             self._moves, self._place = 0, (state["epoch"], state["samples"], 0)
             return tf.constant([*self._place[:2], batches, self._identity], tf.int64)
 
@@ -156,14 +154,14 @@ class LoaderStream:
         with self._call():
             epoch, start, _, identity = opened.numpy().tolist()
             if identity != self._identity:
-                raise OptionError(f"{self._loader.label}: {OTHER_CHECKPOINT}")
+                raise OptionError(f"{self._stream.label}: {OTHER_CHECKPOINT}")
             place = epoch, start, int(batch)
             iterator = self._iterator if place == self._place else None
             if iterator is None:
                 iterator = self._iterator = self._move(*place)
             self._place = None  # until the batch is ready
             arrays: Any = next(iterator)
-            self._loader.began = epoch, start  # even if the iteration resumes in its middle
+            self._stream.began = epoch, start  # even if the iteration resumes in its middle
             self._place = epoch, start, place[2] + 1
             tensors = [self._tensor(name, arrays[name]) for name in self._form.names]
             return tensors if self._handed is None else [*tensors, tf.constant(iterator.epoch, tf.int64)]
@@ -171,8 +169,8 @@ class LoaderStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Move the loader to where `state` says. Raises as `Loader.load_state_dict` does."""
         with self._lock:
-            self._loader.load_state_dict(state)
-            self._identity = place_identity(self._loader)
+            self._stream.load_state_dict(state)
+            self._identity = place_identity(self._stream)
 
     def begin_at(self, state: dict[str, Any]) -> None:
         """Make TensorFlow's next iteration begin at `state`, which `load_state_dict` was given.
@@ -198,21 +196,21 @@ class LoaderStream:
         while time.monotonic() < deadline and (self._calls or time.monotonic() - self._last_call < _QUIET_SECONDS):
             time.sleep(_QUIET_SECONDS / 10)
         # TensorFlow keeps the functions of py_function, and so this object, for the life of the process.
-        del self._loader, self._iterator
+        del self._stream, self._iterator
 
     def shaped(self, tensors: list[Any]) -> Any:
         """Return the element of the dataset: the columns with static shapes, and the epoch if it is asked for."""
         names = self._form.names
         columns, epoch = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
         for column in self._columns:
-            columns[column.name].set_shape((self._loader.batch_size, *column.shape))
+            columns[column.name].set_shape((self._stream.batch_size, *column.shape))
         batch = self._form.package(columns)
         if not epoch:
             return batch
         epoch[0].set_shape(())
         return batch, epoch[0]
 
-    def _move(self, epoch: int, start: int, batch: int) -> "EpochIterator":
+    def _move(self, epoch: int, start: int, batch: int) -> EpochIterator:
         """Continue elsewhere: an iterator was restored from a checkpoint, or another iteration came between."""
         self._moves += 1
         if self._moves == _MANY_MOVES:
@@ -220,11 +218,11 @@ class LoaderStream:
                 "two iterations of one tf.data.Dataset take turns, and each turn throws away prepared batches; make a "
                 "dataset for each"
             )
-        self._loader.load_state_dict(self._loader.state_at(*self._loader.place_after(epoch, start, batch)))
+        self._stream.load_state_dict(self._stream.state_at(*self._stream.place_after(epoch, start, batch)))
         return self._iterate()
 
-    def _iterate(self) -> "EpochIterator":
-        return self._loader.iterate(as_dict=True, on_device=self._on_device)
+    def _iterate(self) -> EpochIterator:
+        return self._stream.iterate(as_dict=True, on_device=self._on_device)
 
     @contextmanager
     def _call(self) -> Iterator[None]:
@@ -239,7 +237,7 @@ class LoaderStream:
             self._calls.remove(threading.get_ident())
 
     def _tensor(self, name: str, array: Array) -> Any:
-        if name in self._loader.pixels:
+        if name in self._stream.pixels:
             # Page-aligned, as dlpack demands; TensorFlow keeps the memory alive while it needs it.
             return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
         return tf.constant(array.tolist() if array.dtype == np.object_ else array)

@@ -9,9 +9,11 @@ import torch
 
 from tpufeed.adapters.device import DeviceFeed, Transfer
 from tpufeed.adapters.feed import Feed
+from tpufeed.adapters.foreign import ForeignStream
 from tpufeed.adapters.torch.arrays import ARRAYS
 from tpufeed.adapters.torch.loader import EpochSampler, TorchFeed, map_tensors, to_torch
 from tpufeed.errors import MissingExtraError, OptionError, install_command
+from tpufeed.stream.host import HostStream
 
 # Devices whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")
@@ -24,8 +26,8 @@ class OnTorchDevice(DeviceFeed):
 
     _is_accelerate_prepared = True  # its batches are on the device and dealt to ranks already
 
-    def __init__(self, loader: Any, device: Any, device_prefetch: int) -> None:
-        super().__init__(loader, device_prefetch)
+    def __init__(self, stream: HostStream | ForeignStream, device: Any, device_prefetch: int) -> None:
+        super().__init__(stream, device_prefetch)
         self._device = None if device is None else _parse_device(device)
 
     @property
@@ -51,11 +53,13 @@ class TorchDeviceFeed(OnTorchDevice, TorchFeed):
 class ForeignDeviceFeed(OnTorchDevice):
     """Feed of a user's own loader on a device, with the loader's other attributes; see `device_loader`."""
 
+    stream: ForeignStream
+
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of the loader; but `sampler` and `batch_sampler` pass on `set_epoch` if it has one."""
-        if name == "loader":  # a copy that is being made has none yet
+        if name == "stream":  # a copy that is being made has none yet
             raise AttributeError(name)
-        wrapped = self.loader.wrapped
+        wrapped = self.stream.wrapped
         told = name in ("sampler", "batch_sampler") and hasattr(wrapped, "set_epoch")
         return EpochSampler(self) if told else getattr(wrapped, name)
 
@@ -70,7 +74,8 @@ class _TorchTransfer(Transfer):
     def __init__(self, feed: OnTorchDevice, device: torch.device) -> None:
         ours = feed.host
         if ours is None:
-            self.batches = iter(feed.loader.wrapped)
+            assert isinstance(feed.stream, ForeignStream), "there are two kinds"
+            self.batches = iter(feed.stream.wrapped)
         else:  # only our own iterators can be closed while another thread uses them
             batches = ours.iterate(ahead=True, as_dict=True, on_device=True)
             self.batches, self.close, self.spec = map(to_torch, batches), batches.close, ours.epoch_spec()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -15,15 +15,13 @@ from torch.distributed import distributed_c10d
 from torch.utils.data import SequentialSampler
 
 from tpufeed.adapters.device import Exchange
-from tpufeed.adapters.feed import Feed, loader_of
+from tpufeed.adapters.feed import Feed, stream_of
 from tpufeed.adapters.torch.host import TFRecordImages
 from tpufeed.errors import LoaderError, OptionError, UsageError
 from tpufeed.stream.columns import Batch
+from tpufeed.stream.host import EpochIterator, HostStream
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.rank_check import EpochSpec, begin_together
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import EpochIterator, Loader
 
 _FRAMES_TO_LIGHTNING = 3  # the property that asks, a generator, and the function
 _LONGEST_PAUSE_SECONDS = 0.1  # between two checks for the other ranks
@@ -45,7 +43,7 @@ class Undivided:
     @property
     def sampler(self) -> "EpochSampler":
         """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
-        host = loader_of(self)
+        host = stream_of(self)
         if host is None or host.options.shuffle:
             if _overfits():
                 raise UsageError(
@@ -107,20 +105,20 @@ def _overfits() -> bool:
 class TorchFeed(Undivided, Feed):
     """Feed of torch tensors on the host, see `Loader.to_torch`."""
 
-    loader: "Loader"
+    stream: HostStream
     _is_accelerate_prepared = True  # else Accelerate would deal each rank's batches to all ranks once more
 
     @cached_property
     def dataset(self) -> TFRecordImages | None:
         """The samples of the split as a map-style dataset; None for a mixture, whose samples have no numbers."""
-        loader = self.loader
-        if len(loader.sources) > 1:  # trainers ask every loader for it
+        stream = self.stream
+        if len(stream.sources) > 1:  # trainers ask every loader for it
             return None
         names = signature(TFRecordImages).parameters.keys() & set(LoaderOptions.__slots__)
-        options = {name: getattr(loader.options, name) for name in names}
-        if loader.options.device_ops:  # a dataset's samples are on the host
-            options["ops"] = loader.pipeline.ops
-        return TFRecordImages(loader.dataset, loader.split, **options)
+        options = {name: getattr(stream.options, name) for name in names}
+        if stream.options.device_ops:  # a dataset's samples are on the host
+            options["ops"] = stream.pipeline.ops
+        return TFRecordImages(stream.dataset, stream.split, **options)
 
     def __iter__(self) -> Iterator[Any]:
         """Return the next epoch, which begins with its first batch: frameworks call `iter` to see whether they can."""
@@ -131,9 +129,9 @@ class TorchFeed(Undivided, Feed):
 
         Ranks do not compare if their world was given by hand.
         """
-        if self.loader.options.world is not None or not (distributed.is_available() and distributed.is_initialized()):
+        if self.stream.options.world is not None or not (distributed.is_available() and distributed.is_initialized()):
             return None
-        return None if distributed.get_world_size() == 1 else (_exchange, self.loader.world.rank)
+        return None if distributed.get_world_size() == 1 else (_exchange, self.stream.world.rank)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -157,13 +155,13 @@ class TorchIterator(Iterator[Any]):
         Ranks meet only here, in the thread of the training loop. Later epochs of `repeat` may begin in a thread that
         prefetches, in any order among the epochs of several loaders; they are equally long on every rank.
         """
-        loader, found = self._feed.loader, self._feed.find_exchange()
+        stream, found = self._feed.stream, self._feed.find_exchange()
 
         def begin() -> tuple[EpochSpec, Batch]:
-            self._batches = iter(loader)
+            self._batches = stream.iterate()
             # With the first batch: if a rank fails to decode it, all ranks learn of that before their first step.
             first = next(self._batches)
-            return loader.epoch_spec(), first
+            return stream.epoch_spec(), first
 
         try:
             return begin()[1] if found is None else begin_together(*found, begin)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpufeed.adapters.xla import runtime
 from tpufeed.adapters.xla.runtime import Shardings
@@ -11,36 +11,38 @@ from tpufeed.errors import LoaderError, OptionError
 # After `runtime`: without torch the error is to name the extra "xla".
 # isort: split
 from tpufeed.adapters.device import DeviceFeed, Exchange, Transfer
-from tpufeed.adapters.feed import Feed, loader_of
+from tpufeed.adapters.feed import Feed
+from tpufeed.adapters.foreign import ForeignStream
 from tpufeed.adapters.torch.arrays import ARRAYS
 from tpufeed.adapters.torch.loader import Undivided, like, map_tensors, to_torch
 from tpufeed.stream.columns import IMAGE
+from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec
-
-if TYPE_CHECKING:
-    from tpufeed.adapters.loader import Loader
 
 
 class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
     """Feed on an XLA device, see `Loader.to_xla`: an `MpDeviceLoader`, so that Lightning leaves it as it is."""
 
+    stream: HostStream | ForeignStream
     _is_accelerate_prepared = True  # else Accelerate would take it apart
     thread_name = "tpufeed-xla"
 
-    def __init__(self, loader: Any, device: Any, sharding: Any, device_prefetch: int, check_ranks: bool) -> None:
-        ours = loader_of(loader)
-        source = loader if ours is not None else loader.wrapped
-        if isinstance(source, Iterator | runtime.MpDeviceLoader) or not isinstance(source, Iterable):
+    def __init__(
+        self, stream: HostStream | ForeignStream, device: Any, sharding: Any, device_prefetch: int, check_ranks: bool
+    ) -> None:
+        source = stream if isinstance(stream, HostStream) else stream.wrapped
+        again = isinstance(source, HostStream | Iterable) and not isinstance(source, Iterator | runtime.MpDeviceLoader)
+        if not again:
             raise OptionError(
                 "device_loader takes a loader on the host that can be iterated again and again, such as a torch "
                 f"DataLoader, not {type(source).__name__}"
             )
-        DeviceFeed.__init__(self, loader, device_prefetch)
+        DeviceFeed.__init__(self, stream, device_prefetch)
         runtime.MpDeviceLoader.__init__(self, source, device)
         self.shardings = None if sharding is None else Shardings(sharding)
         self._checks = check_ranks
-        if ours is not None:
-            ours.find_world_by(runtime.xla_world)
+        if isinstance(stream, HostStream):
+            stream.find_world_by(runtime.xla_world)
 
     @property
     def device(self) -> Any:
@@ -50,14 +52,14 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
     @property
     def dataset(self) -> Any:
         """Dataset of the loader; None if it has none, as with a mixture: trainers ask every loader for it."""
-        host = self.host
-        if host is None:
-            return getattr(self.loader.wrapped, "dataset", None)
-        return None if len(host.sources) > 1 else host.dataset
+        stream = self.stream
+        if not isinstance(stream, HostStream):
+            return getattr(stream.wrapped, "dataset", None)
+        return None if len(stream.sources) > 1 else stream.dataset
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        return {**state, "_loader": getattr(state["loader"], "wrapped", state["loader"])}  # as torch_xla calls it
+        return {**state, "_loader": getattr(state["stream"], "wrapped", state["stream"])}  # as torch_xla calls it
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -92,7 +94,8 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
         if host is not None:
             ours = host.iterate(ahead=True, as_dict=True, on_device=True)
             return _XlaTransfer(ours, device, self.shardings, (), host.epoch_spec(), ours.close, host)
-        source, together = self.loader.wrapped, self.find_exchange() is not None
+        assert isinstance(self.stream, ForeignStream), "there are two kinds"
+        source, together = self.stream.wrapped, self.find_exchange() is not None
         batches = iter(source)
         count = _length(batches, source)
         if together and count is None:
@@ -117,7 +120,7 @@ class _XlaTransfer(Transfer):
     names: Sequence[str]
     spec: EpochSpec
     close: Callable[[], None] | None = None
-    ours: "Loader | None" = None
+    ours: HostStream | None = None
 
     def before_step(self) -> None:
         runtime.end_step()
