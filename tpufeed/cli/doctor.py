@@ -73,7 +73,7 @@ def doctor_command(
         values[name] = None if texts is None else [parse_op(text) for text in texts]
     if report is not None:
         check_report_path(report)
-    logger = logging.getLogger("tpufeed.adapters")
+    logger = logging.getLogger("tpufeed.stream")
     level = logger.level
     # Otherwise each measurement warns about the same bad records. The diagnosis has a note about them.
     logger.setLevel(logging.ERROR)
