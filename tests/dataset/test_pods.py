@@ -34,7 +34,7 @@ from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.memory import MemoryStore
 from tpufeed.stream.options import LoaderOptions
-from tpufeed.stream.sampler import Sampler
+from tpufeed.stream.sampler import DatasetSampler
 
 WORLDS = (1, 2, 3, 24, 128)
 SHARDS_A_RANK = 20
@@ -44,7 +44,7 @@ _fresh = count()
 
 def due_shards(records, world, epoch=0, seed=7):
     """The shards that a rank's loader has fetched for one epoch, by what it knows of epochs."""
-    sampler = Sampler(made_up(records), "train", LoaderOptions(batch_size=BATCH, seed=seed))
+    sampler = DatasetSampler(made_up(records), "train", LoaderOptions(batch_size=BATCH, seed=seed))
     ((_, _, now), _) = sampler.cursor(world, epoch).due_shards()
     return now
 

@@ -15,7 +15,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
@@ -79,6 +79,42 @@ class WorkerConfig:
     cores: tuple[int, ...] = ()
 
 
+class BatchFuture(Protocol):
+    """A batch in work."""
+
+    def done(self) -> bool:
+        """Return True if the batch is ready, or has failed."""
+
+    def cancel(self) -> None:
+        """Cancel the batch."""
+
+    def result(self, timeout_seconds: float) -> DecodedBatch:
+        """Return the batch.
+
+        Raises:
+            BatchTimeout: it is not ready in time.
+            LoaderError: the executor was closed, or a worker process died.
+            TpufeedError: what the batch failed with.
+        """
+
+
+class Executor(Protocol):
+    """Decodes batches ahead of need: `ThreadExecutor`, or `ProcessExecutor` of `workers`."""
+
+    @property
+    def closed(self) -> bool:
+        """True if it was closed. Also in a fork of its process, where nothing of it works."""
+
+    def submit(self, request: BatchRequest) -> BatchFuture:
+        """Begin a batch. Raises LoaderError if the executor was closed."""
+
+    def fetch(self, due: DueShards) -> None:
+        """Start to copy these shards. Returns at once."""
+
+    def close(self, wait: bool = True) -> None:
+        """Stop. Batches in work fail. `wait=False` does not wait for threads, as one may hang."""
+
+
 class ThreadExecutor:
     """Decodes batches in threads of this process, which start with the first batch.
 
@@ -124,14 +160,10 @@ class ThreadExecutor:
 
     @property
     def closed(self) -> bool:
-        """True if it was closed; also in a fork of its process, where its threads do not run."""
         return self._closed or os.getpid() != self._owner
 
     def submit(self, request: BatchRequest, given: Buffer | None = None, mapped: bool = True) -> "ThreadFuture":
-        """Begin a batch, in the buffer `given` or one of the pool. If it is not `mapped`, the threads make its pages.
-
-        Raises LoaderError if the executor was closed.
-        """
+        """Begin a batch in the buffer `given`, or one of the pool. If it is not `mapped`, threads make its pages."""
         if given is None:
             assert self._pool is not None, "one of the two is given"
             given = self._pool.take()
@@ -149,7 +181,6 @@ class ThreadExecutor:
             raise
 
     def fetch(self, due: DueShards) -> None:
-        """Start to copy these shards. Returns at once."""
         if self._copies is not None:
             shards = dict[RemoteShard, None]()
             for source, variant, numbers in due:
@@ -158,7 +189,6 @@ class ThreadExecutor:
             self._copies.fetch(shards)
 
     def close(self, wait: bool = True) -> None:
-        """Stop; batches in work fail. `wait=False` does not wait for threads, as one may hang."""
         self._closed = True
         # The garbage collector may run in one of the threads themselves.
         wait = wait and not threading.current_thread().name.startswith(self._name)
@@ -239,22 +269,13 @@ class ThreadFuture:
     chunks: Sequence[Future[list[Cost]]]
 
     def done(self) -> bool:
-        """Return True if the batch is ready, or has failed."""
         return all(chunk.done() for chunk in self.chunks)
 
     def cancel(self) -> None:
-        """Cancel the batch."""
         for chunk in self.chunks:
             chunk.cancel()
 
     def result(self, timeout_seconds: float) -> DecodedBatch:
-        """Return the batch.
-
-        Raises:
-            BatchTimeout: it is not ready in time.
-            LoaderError: the executor was closed, or a worker process died.
-            TpufeedError: what the batch failed with.
-        """
         deadline = time.monotonic() + timeout_seconds
         chunk: Future[list[Cost]] | None
         error: BaseException | None

@@ -20,14 +20,22 @@ from tpufeed.stream.batch import BatchDecoder, DecodedBatch, warn_of_flips
 from tpufeed.stream.buffers import BufferPool
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, SAMPLE, Batch, BatchForm, Column
 from tpufeed.stream.device_ops import Arrays
-from tpufeed.stream.executor import CLOSED, BatchTimeout, ThreadExecutor, WorkerConfig, plan_workers
+from tpufeed.stream.executor import (
+    CLOSED,
+    BatchFuture,
+    BatchTimeout,
+    Executor,
+    ThreadExecutor,
+    WorkerConfig,
+    plan_workers,
+)
 from tpufeed.stream.mixture import DatasetLike, Mixture
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.rank_check import EpochSpec
-from tpufeed.stream.sampler import Cursor, Sampler, SampleSource
+from tpufeed.stream.sampler import Cursor, DatasetSampler, MixtureSampler, Sampler, SampleSource
 from tpufeed.stream.stream import REPLACED, SUPERSEDED, Iteration, Stream
 from tpufeed.stream.training import Epoch, Training
-from tpufeed.stream.workers import BatchFuture, Executor, ProcessExecutor
+from tpufeed.stream.workers import ProcessExecutor
 from tpufeed.stream.world import find_world, thread_world
 from tpufeed.text import format_value
 
@@ -110,10 +118,12 @@ class HostStream(Stream):
     def __init__(self, url: DatasetLike, split: str, options: LoaderOptions) -> None:
         dataset = self._given = url if isinstance(url, Dataset | Mixture) else open_dataset(url)
         self.split = split
-        self._sampler = Sampler(dataset, split, options)
-        if isinstance(dataset, Mixture) and dataset.stop == "never":
-            options = replace(options, repeat=True)
-        self.options = options
+        self._sampler: Sampler
+        if isinstance(dataset, Mixture):
+            self._sampler = MixtureSampler(dataset, split, options)
+        else:
+            self._sampler = DatasetSampler(dataset, split, options)
+        options = self.options = self._sampler.options
         datasets = [source.dataset for source in self._sampler.sources]
         self._workers = plan_workers(datasets, options)
         self._executor: Executor | None = None

@@ -1,16 +1,17 @@
 """Choose the samples of each batch, and their order: the part of a loader that reads no record.
 
-A stream has all samples of a training: `DatasetStream` for one dataset, `MixtureStream` for several. A `Cursor` plans
-the batches of an epoch from it. The `Sampler` knows datasets and training, and makes both.
+A `SampleStream` has all samples of a training. A `Cursor` plans the batches of an epoch from it. The `Sampler` knows
+datasets and training, and makes both. Each is of one dataset, or of a mixture.
 """
 
 import hashlib
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -127,11 +128,8 @@ def salt_of(root: int) -> int:
     return int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little") if root else 0
 
 
-class DatasetStream:
+class SampleStream(Protocol):
     """The endless sequence of a training's samples, the same for any number of ranks. For one thread.
-
-    It consists of the epochs of one dataset, end to end: each has all samples, in its own order. `MixtureStream` has
-    the samples of several datasets, and the same attributes and methods.
 
     Attributes:
         lanes: lanes of the order.
@@ -141,6 +139,28 @@ class DatasetStream:
         due_again: number of samples after which `due_shards` names new shards.
     """
 
+    lanes: int
+    records: int
+    first: int
+    at_once: int
+    due_again: int
+
+    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints | None, int | Ints, Places]:
+        """Return source, epoch and place of the sample at each position of an epoch, which begins at `begun`.
+
+        As in `BatchRequest`, source is None and epoch a single number if there is only one dataset.
+        """
+
+    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        """Return (source, variant, shards) that lanes read next, to the end of each dataset's next epoch.
+
+        Shards that are due first come first. A mixture leaves out shards that are due in `horizon` samples or later.
+        """
+
+
+class DatasetStream:
+    """The epochs of one dataset, end to end. Each has all samples, in its own order."""
+
     first, at_once = 0, 1024
 
     def __init__(self, source: SampleSource, options: LoaderOptions, lanes: int) -> None:
@@ -149,24 +169,16 @@ class DatasetStream:
         self._order = source.epoch_orders(options, lanes)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
-        """Return source, epoch and place of the sample at each position of an epoch, which begins at `begun`.
-
-        As in `BatchRequest`, source is None and epoch a single number if there is only one dataset.
-        """
         return None, epoch, self._source.to_stored(self._order(epoch).places_at(positions))
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        """Return (source, variant, shards) that lanes read next, to the end of each dataset's next epoch.
-
-        Shards that are due first come first. A mixture leaves out shards that are due in `horizon` samples or later.
-        """
         epoch, done = divmod(position, self.records)
         now, following = self._order(epoch).due_shards(lanes, done), self._order(epoch + 1).due_shards(lanes)
         return [(0, epoch % self._variants, now), (0, (epoch + 1) % self._variants, following)]
 
 
 class MixtureStream:
-    """The samples of several datasets, drawn in exact shares. See `DatasetStream`.
+    """The samples of several datasets, drawn in exact shares.
 
     Args:
         training: its datasets and phases.
@@ -286,7 +298,7 @@ class Cursor:
         epoch: the number of the epoch.
     """
 
-    stream: DatasetStream | MixtureStream
+    stream: SampleStream
     begun: int
     share: Share
     epoch: int
@@ -323,91 +335,66 @@ class Cursor:
         return self.stream.due_shards(lanes, self.begun + done, max(0, 2 * self.share.records - done))
 
 
-class Sampler:
-    """The order of a training's samples, and its states. A dataset is treated as a mixture of one.
+class Sampler(ABC):
+    """The order of a training's samples, and its states. All ranks have equal samplers, and pass their world.
 
-    A single dataset differs in its stream, in which each epoch has all of its samples, and in its state, which names
-    it; a mixture's state names all datasets of the training. All ranks have equal samplers, and pass their world to
-    each method. To continue a training, make another sampler. For one thread.
-
-    Args:
-        given: the dataset or mixture to read.
-        split: the name of the split.
-        options: the loader's options.
-        training: the training to continue; by default a new one.
-        sources: datasets of a mixture if they are open already.
+    To continue a training, make another sampler. For one thread.
 
     Attributes:
+        label: the dataset's URL without secrets, or the mixture's description, for messages.
+        options: the loader's options. With a mixture that never stops, `repeat` is True.
         sources: the datasets with their classes, in the order of the mixture's weights.
         shares: the share of the samples that each dataset gives.
         training: the datasets drawn from since the training began. It has the lanes once they are known.
-
-    Raises:
-        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: the split is empty; two datasets are the same; the classes cannot be joined.
     """
 
-    sources: tuple[SampleSource, ...]
-    shares: tuple[float, ...]
+    wraps = False  # True if the first samples of an epoch complete its last batch, not those of the next epoch
+    label: str
 
     def __init__(
-        self,
-        given: Dataset | Mixture,
-        split: str,
-        options: LoaderOptions,
-        training: Training | None = None,
-        sources: Sequence[SampleSource] = (),
+        self, options: LoaderOptions, sources: Sequence[SampleSource], shares: Sequence[float], training: Training
     ) -> None:
-        self._given, self._split, self._options = given, split, options
-        self._stream: DatasetStream | MixtureStream | None = None
-        if isinstance(given, Mixture):
-            datasets = [source.dataset for source in sources] or given.open(split)
-            training = training or begin_training(datasets, split, given, options)
-            numbers = {each.digest: each.root for each in training.sources}
-            roots = [numbers[dataset.content_digest] for dataset in datasets]
-            classes, tables = join_classes(datasets, given.classes, roots, training.classes)
-            joined = zip(datasets, tables, map(salt_of, roots), strict=True)
-            self.sources = tuple(SampleSource(dataset, split, table, salt) for dataset, table, salt in joined)
-            total = math.fsum(given.weights.values())
-            self.shares = tuple(weight / total for weight in given.weights.values())
-        else:
-            source, classes = source_of(given, split), ClassList(given.class_names)
-            if not source.entry.records:
-                raise OptionError(f"{source.label}: split {split!r} is empty")
-            training = training or Training(lanes=options.lanes)
-            self.sources, self.shares = (source,), (1.0,)
-        self.training = replace(training, classes=classes)
+        self.options, self.sources, self.shares = options, tuple(sources), tuple(shares)
+        self.training, self._split = training, sources[0].split
+        self._stream: SampleStream | None = None
 
-    @property
-    def label(self) -> str:
-        """The dataset's URL without secrets, or the mixture's description, for messages."""
-        return repr(self._given) if isinstance(self._given, Mixture) else self.sources[0].label
+    @abstractmethod
+    def _open_stream(self, lanes: int) -> SampleStream:
+        """Return the stream with this number of lanes."""
 
-    def stream(self, world: World) -> DatasetStream | MixtureStream:
+    @abstractmethod
+    def _begin_of(self, epoch: int, records: int, share: Share) -> int:
+        """Return the position of an epoch's first sample. Raises OptionError if it is not known."""
+
+    @abstractmethod
+    def _training_of(self, state: Mapping[str, Any], most_lanes: int) -> Training:
+        """Return the training that a state continues. Raises as `resumed` does."""
+
+    @abstractmethod
+    def _with(self, training: Training) -> Self:
+        """Return a sampler of the same datasets that continues a training."""
+
+    def stream(self, world: World) -> SampleStream:
         """Return the stream of all samples. Lanes that were neither given nor loaded are the default of this world.
 
         Raises OptionError if there are too many lanes, or they cannot be dealt to the ranks.
         """
         if self._stream is None:
-            options, lanes = self._options, self.training.lanes
+            lanes = self.training.lanes
             if lanes is None:
-                lanes = default_lanes(world) if options.shuffle else world.size
+                lanes = default_lanes(world) if self.options.shuffle else world.size
                 self.training = replace(self.training, lanes=lanes)
             else:
                 if lanes > (most := self._most_lanes(world)):
                     raise OptionError(f"lanes are at most {most} for the split {self._split!r}, not {lanes}")
                 check_lanes(lanes, world)
-            if isinstance(self._given, Mixture):
-                self._stream = MixtureStream(self.training, self.sources, options, lanes, self._given.stop)
-            else:
-                self._stream = DatasetStream(self.sources[0], options, lanes)
+            self._stream = self._open_stream(lanes)
         return self._stream
 
     def share(self, world: World, start: int = 0) -> Share:
         """Return the batches of a rank from sample `start` of an epoch on. Raises OptionError if an epoch has none."""
-        records, options = self.stream(world).records, self._options
-        wraps = isinstance(self._given, Dataset)
-        share = Share(records, options.batch_size, world, options.remainder, start, wraps=wraps)
+        records, options = self.stream(world).records, self.options
+        share = Share(records, options.batch_size, world, options.remainder, start, wraps=self.wraps)
         if not start and not len(share):
             most = share.records // world.size
             raise OptionError(
@@ -424,8 +411,7 @@ class Sampler:
             OptionError: the start of the epoch is unknown, or the epoch has samples of a dataset that is gone.
         """
         stream, share = self.stream(world), self.share(world)
-        is_one = isinstance(self._given, Dataset)
-        begun = epoch * stream.records if is_one else self.training.begin_of(epoch, share)
+        begun = self._begin_of(epoch, stream.records, share)
         if begun + samples < stream.first:
             raise OptionError(
                 f"epoch {epoch} has samples of a dataset that was left out later, at sample {stream.first} of the "
@@ -435,45 +421,18 @@ class Sampler:
 
     def state(self, world: World, epoch: int, samples: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`, the same on every rank."""
-        stream = self.stream(world)
-        state = {**self._identity, "epoch": epoch, "lanes": stream.lanes, "samples": samples}
-        if isinstance(self._given, Dataset):
-            return state
-        share = self.share(world)
-        begun = self.training.begin_of(epoch, share)
-        return {**state, "mixture": self.training.text, "begun": begun, "epoch_samples": share.end}
+        return {**self._identity, "epoch": epoch, "lanes": self.stream(world).lanes, "samples": samples}
 
-    def resumed(self, state: Mapping[str, Any], world: World) -> "Sampler":
+    def resumed(self, state: Mapping[str, Any], world: World) -> Self:
         """Return the sampler that continues from `state`: from `samples` of `epoch` of its training.
 
         Raises OptionError if the state does not belong to this dataset or mixture; if it has an older version of a
         dataset, or other weights or datasets, and `grown` or `reweight` do not allow that; or if one of its numbers is
         impossible.
         """
-        given = self._given
-        if isinstance(given, Dataset):
-            state = grow_state(state, given)
-            whole, there = given.manifest.content_digest, state.get("content_digest")
-            if given.selection is not None and there != given.content_digest:
-                what = "the whole dataset" if there == whole else "another view, or of another dataset"
-                raise OptionError(
-                    f"the state is of {what}, and this loader reads the view {given.label}: load it into a loader of "
-                    "what it was saved with, or begin a new training with this view"
-                )
-        elif "mixture" not in state and "content_digest" in state:
-            raise OptionError(
-                f"the state is of one dataset, and {self.label} is a mixture; load it into a loader of that dataset"
-            )
-        check_identity(state, self._identity, "loader", self.label)
-        lanes = state_number(state, "lanes", 1, self._most_lanes(world))
-        if isinstance(given, Dataset):
-            epoch = state_number(state, "epoch", 0, LAST)
-            samples = state_number(state, "samples", 0, self.sources[0].entry.records)
-            training = Training(lanes=lanes, epoch=epoch, samples=samples)
-        else:
-            datasets = [source.dataset for source in self.sources]
-            training = decode_training(state, lanes).drawing(datasets, self._split, given, self.training)
-        check_lanes(lanes, world, of_state=True)
+        training = self._training_of(state, self._most_lanes(world))
+        assert training.lanes is not None, "a state has them"
+        check_lanes(training.lanes, world, of_state=True)
         sampler = self.continued(training)
         share = sampler.share(world, training.samples)
         if not len(share):  # the end of an epoch is the start of the next one
@@ -491,14 +450,14 @@ class Sampler:
             )
         return sampler
 
-    def restarted(self, epoch: int) -> "Sampler":
+    def restarted(self, epoch: int) -> Self:
         """Return the sampler that reads an epoch from its start, even if the training continued in the middle of it."""
         training = self.training
         return self.continued(replace(training, samples=0)) if epoch == training.epoch and training.samples else self
 
-    def continued(self, training: Training) -> "Sampler":
+    def continued(self, training: Training) -> Self:
         """Return the sampler that continues a training. It keeps this one's `sources` if nothing changes in them."""
-        found = Sampler(self._given, self._split, self._options, training, self.sources)
+        found = self._with(training)
         salts = [[source.salt for source in sampler.sources] for sampler in (self, found)]
         if found.training.classes == self.training.classes and salts[0] == salts[1]:
             found.sources = self.sources
@@ -509,5 +468,121 @@ class Sampler:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        dataset = self._given if isinstance(self._given, Dataset) else None
-        return identity_of(dataset, self._split, self._options.seed, self._options.shuffle)
+        return identity_of(None, self._split, self.options.seed, self.options.shuffle)
+
+
+class DatasetSampler(Sampler):
+    """The sampler of one dataset. Its states name the dataset.
+
+    Args:
+        dataset: the dataset to read.
+        split: the name of the split.
+        options: the loader's options.
+        training: the training to continue; by default a new one.
+
+    Raises:
+        OptionError: the split is empty.
+    """
+
+    wraps = True
+
+    def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, training: Training | None = None) -> None:
+        source, self._dataset = source_of(dataset, split), dataset
+        if not source.entry.records:
+            raise OptionError(f"{source.label}: split {split!r} is empty")
+        self.label = source.label
+        training = replace(training or Training(lanes=options.lanes), classes=ClassList(dataset.class_names))
+        super().__init__(options, [source], [1.0], training)
+
+    def _open_stream(self, lanes: int) -> SampleStream:
+        return DatasetStream(self.sources[0], self.options, lanes)
+
+    def _begin_of(self, epoch: int, records: int, share: Share) -> int:
+        return epoch * records
+
+    def _training_of(self, state: Mapping[str, Any], most_lanes: int) -> Training:
+        dataset = self._dataset
+        state = grow_state(state, dataset)
+        there = state.get("content_digest")
+        if dataset.selection is not None and there != dataset.content_digest:
+            whole = there == dataset.manifest.content_digest
+            what = "the whole dataset" if whole else "another view, or of another dataset"
+            raise OptionError(
+                f"the state is of {what}, and this loader reads the view {dataset.label}: load it into a loader of "
+                "what it was saved with, or begin a new training with this view"
+            )
+        check_identity(state, self._identity, "loader", self.label)
+        lanes = state_number(state, "lanes", 1, most_lanes)
+        epoch = state_number(state, "epoch", 0, LAST)
+        samples = state_number(state, "samples", 0, self.sources[0].entry.records)
+        return Training(lanes=lanes, epoch=epoch, samples=samples)
+
+    def _with(self, training: Training) -> Self:
+        return type(self)(self._dataset, self._split, self.options, training)
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(self._dataset, self._split, self.options.seed, self.options.shuffle)
+
+
+class MixtureSampler(Sampler):
+    """The sampler of a mixture. Its states name all datasets of the training.
+
+    Args:
+        mixture: the mixture to read.
+        split: the name of the split.
+        options: the loader's options.
+        training: the training to continue; by default a new one.
+        datasets: the datasets of the mixture if they are open already.
+
+    Raises:
+        DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        OptionError: a split is empty; two datasets are the same; the classes cannot be joined.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        split: str,
+        options: LoaderOptions,
+        training: Training | None = None,
+        datasets: Sequence[Dataset] = (),
+    ) -> None:
+        self._mixture, self.label = mixture, repr(mixture)
+        datasets = datasets or mixture.open(split)
+        training = training or begin_training(datasets, split, mixture, options)
+        numbers = {each.digest: each.root for each in training.sources}
+        roots = [numbers[dataset.content_digest] for dataset in datasets]
+        classes, tables = join_classes(datasets, mixture.classes, roots, training.classes)
+        joined = zip(datasets, tables, map(salt_of, roots), strict=True)
+        sources = [SampleSource(dataset, split, table, salt) for dataset, table, salt in joined]
+        total = math.fsum(mixture.weights.values())
+        shares = [weight / total for weight in mixture.weights.values()]
+        if mixture.stop == "never":
+            options = replace(options, repeat=True)
+        super().__init__(options, sources, shares, replace(training, classes=classes))
+
+    def _open_stream(self, lanes: int) -> SampleStream:
+        return MixtureStream(self.training, self.sources, self.options, lanes, self._mixture.stop)
+
+    def _begin_of(self, epoch: int, records: int, share: Share) -> int:
+        return self.training.begin_of(epoch, share)
+
+    def state(self, world: World, epoch: int, samples: int) -> dict[str, Any]:
+        state, share = super().state(world, epoch, samples), self.share(world)
+        begun = self.training.begin_of(epoch, share)
+        return {**state, "mixture": self.training.text, "begun": begun, "epoch_samples": share.end}
+
+    def _training_of(self, state: Mapping[str, Any], most_lanes: int) -> Training:
+        if "mixture" not in state and "content_digest" in state:
+            raise OptionError(
+                f"the state is of one dataset, and {self.label} is a mixture; load it into a loader of that dataset"
+            )
+        check_identity(state, self._identity, "loader", self.label)
+        lanes = state_number(state, "lanes", 1, most_lanes)
+        datasets = [source.dataset for source in self.sources]
+        return decode_training(state, lanes).drawing(datasets, self._split, self._mixture, self.training)
+
+    def _with(self, training: Training) -> Self:
+        datasets = [source.dataset for source in self.sources]
+        return type(self)(self._mixture, self._split, self.options, training, datasets)

@@ -81,7 +81,7 @@ class CancelTask(NamedTuple):
 
 
 class FetchTask(NamedTuple):
-    """Task of a worker: see `ThreadExecutor.fetch`."""
+    """Task of a worker: see `Executor.fetch`."""
 
     due: DueShards
 
@@ -94,7 +94,7 @@ class Reply(NamedTuple):
 
 
 class ProcessExecutor:
-    """Decodes batches in worker processes; its methods are those of `ThreadExecutor`.
+    """Decodes batches in worker processes.
 
     Args:
         sources: the datasets to read.
@@ -143,7 +143,6 @@ class ProcessExecutor:
 
     @property
     def closed(self) -> bool:
-        """True if it was closed; also in a fork, as sockets and buffers belong to the parent."""
         return self._closed or os.getpid() != self._owner
 
     def submit(self, request: BatchRequest) -> "ProcessFuture":
@@ -199,7 +198,7 @@ class ProcessExecutor:
 
 
 class ProcessFuture:
-    """A batch that a worker process decodes; its methods are those of `ThreadFuture`.
+    """A batch that a worker process decodes.
 
     The worker refers to it until there is a reply, wanted or not: until then the worker owns the buffer. So it refers
     to the executor weakly: in a cycle, a dropped loader would keep its workers.
@@ -211,7 +210,6 @@ class ProcessFuture:
         self._executor, self._pool = weakref.ref(executor), executor._pool
 
     def done(self) -> bool:
-        """Return True if the batch is there, or has failed."""
         if self.reply is None:
             self._listen(0.0)
         return self.reply is not None
@@ -221,7 +219,6 @@ class ProcessFuture:
         self._unwanted.append(self._number)
 
     def result(self, timeout_seconds: float) -> DecodedBatch:
-        """Return the batch; see `ThreadFuture.result`."""
         deadline = time.monotonic() + timeout_seconds
         while self.reply is None:
             left = deadline - time.monotonic()
@@ -346,10 +343,6 @@ def _stop(
             stop_all(workers, _LEAVE_SECONDS)
         finally:  # also if Ctrl-C comes again
             stop_all(server, _LEAVE_SECONDS)
-
-
-Executor: TypeAlias = ThreadExecutor | ProcessExecutor
-BatchFuture: TypeAlias = ThreadFuture | ProcessFuture
 
 
 def prepare(given: tuple[Sequence[bytes], Sequence[tuple[int, str, str, str, ClassIds, int]]]) -> None:
