@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.cache.options import CacheOptions, Size
+from tpufeed.dataset.sample import Sample as ParsedSample
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
 from tpufeed.images.decoding import Pixels
@@ -15,7 +16,6 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
-from tpufeed.stream.columns import Sample as ParsedSample
 from tpufeed.tfrecord.example import Feature, encode_entry
 from tpufeed.tfrecord.framing import BytesLike
 

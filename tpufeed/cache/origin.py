@@ -9,6 +9,7 @@ import numpy as np
 
 from tpufeed.builds.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
+from tpufeed.dataset.classes import own_ids
 from tpufeed.dataset.naming import MANIFEST, PLAN
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.dataset.schema import (
@@ -26,7 +27,6 @@ from tpufeed.errors import DatasetNotFoundError, OptionError, advised
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import OPS
 from tpufeed.storage.store import open_store
-from tpufeed.stream.mixture import own_ids
 from tpufeed.tfrecord.example import (
     Feature,
     decode_arrays,

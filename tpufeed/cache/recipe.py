@@ -26,6 +26,7 @@ from tpufeed.dataset.listed import Listed
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.sample import iter_flip_warnings
 from tpufeed.dataset.schema import (
     CHANNELS,
     FORMAT,
@@ -57,7 +58,6 @@ from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.recipe import one_hot_bytes
 from tpufeed.storage.store import Store
-from tpufeed.stream.columns import iter_flip_warnings
 
 KIND = "cache warmup"
 SOURCE_VERSION = "source_version"  # option: the version of the source that a cache covers, if the source has grown

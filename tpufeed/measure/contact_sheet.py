@@ -21,6 +21,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
+from tpufeed.dataset.sample import Sample
 from tpufeed.dataset.schema import FILENAME, LABEL, FeatureSpec
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.geometry import Geometry
@@ -29,7 +30,6 @@ from tpufeed.images.protocols import Window
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.sampling import Place, default_split, draw_evenly, iter_payloads, read_labels
 from tpufeed.options import between, checked
-from tpufeed.stream.columns import Sample
 from tpufeed.text import format_count
 from tpufeed.tfrecord.example import Feature, decode_arrays
 

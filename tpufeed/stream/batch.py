@@ -20,6 +20,7 @@ from tpufeed.dataset import schema
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
+from tpufeed.dataset.sample import Sample, iter_flip_warnings
 from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError, advised
 from tpufeed.images.custom import Custom
@@ -44,8 +45,6 @@ from tpufeed.stream.columns import (
     Mask,
     Picture,
     Rows,
-    Sample,
-    iter_flip_warnings,
     resolve_columns,
 )
 from tpufeed.stream.device_ops import DeviceOps

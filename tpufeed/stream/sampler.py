@@ -16,12 +16,13 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from tpufeed.dataset.classes import ClassIds, own_ids
 from tpufeed.dataset.manifest import Split
 from tpufeed.dataset.mixture import SHARES, MixtureOrder, Phase
 from tpufeed.dataset.order import EpochOrder, Ints, Places, Share, World, check_lanes, default_lanes
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
-from tpufeed.stream.mixture import ClassIds, ClassList, Mixture, Stop, join_classes, own_ids
+from tpufeed.stream.mixture import ClassList, Mixture, Stop, join_classes
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.training import (
     LAST,

@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from tpufeed.dataset.classes import ClassIds
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.manifest import Manifest, pack_manifest
 from tpufeed.dataset.reader import Dataset, reopen_dataset
@@ -42,7 +43,7 @@ from tpufeed.stream.executor import (
     ThreadFuture,
     WorkerConfig,
 )
-from tpufeed.stream.mixture import OPENED_AT_ONCE, ClassIds
+from tpufeed.stream.mixture import OPENED_AT_ONCE
 from tpufeed.stream.sampler import BatchRequest, SampleSource
 
 _ENTRY, _PREPARE = "tpufeed.stream.workers:serve", "tpufeed.stream.workers:prepare"
