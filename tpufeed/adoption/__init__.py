@@ -1,1 +1,1 @@
-"""TFRecords that others wrote become a dataset."""
+"""Make a dataset of TFRecords that others wrote."""

@@ -78,7 +78,7 @@ class Totals:
     first_unknown: str | None = None  # place of the first image that tpufeed cannot read
 
     def add(self, features: dict[str, Feature], keys: Keys, classes: int, place: str, upright: bool) -> None:
-        """Count a record, whose image loaders turn if `upright`.
+        """Count a record. Loaders turn its image if `upright`.
 
         Raises RecordError or OptionError if it lacks its image or a label in `[0, classes)`.
         """

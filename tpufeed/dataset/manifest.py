@@ -124,7 +124,7 @@ class Markers(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the images as ops see them: (height, width), each side for itself.
+    """Sizes of the images as ops see them: (height, width), each side separately.
 
     Attributes:
         least: the least height and the least width.

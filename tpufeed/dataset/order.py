@@ -266,7 +266,8 @@ class Share:
 
 
 def default_lanes(world: World) -> int:
-    """Return 16 lanes, at least 2 per rank: the world's size times a power of two: the lanes of a rank adjoin."""
+    """Return 16 lanes, at least 2 per rank: the world's size times a power of two, for the lanes of a rank to
+    adjoin."""
     lanes_of_rank = max(2, -(-16 // world.size))
     return world.size << (lanes_of_rank - 1).bit_length()
 

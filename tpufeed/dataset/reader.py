@@ -122,7 +122,7 @@ class Dataset(Summary):
 
     @cached_property
     def past_digests(self) -> tuple[str, ...]:
-        """Content digests of all versions before this one, oldest first. Of a view, those of the same view of them."""
+        """Content digests of all versions before this one, oldest first. For a view, of the same view of each."""
         past, selection = self.manifest.past_digests, self.selection
         if selection is None:
             return past

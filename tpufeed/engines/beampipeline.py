@@ -100,7 +100,7 @@ def check_arguments(arguments: Sequence[str]) -> bool:
 
 
 class BeamPipeline:
-    """One run of tasks, which sends its progress and its end through the connection, each as a `Message`."""
+    """One run of tasks. It sends its progress and its end through the connection, each as a `Message`."""
 
     def __init__(self, arguments: Sequence[str], work: Work, connection: Connection) -> None:
         self._connection = connection

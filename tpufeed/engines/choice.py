@@ -1,4 +1,4 @@
-"""Find an engine by its name. `SerialEngine`, which needs no other process, is here, too."""
+"""Find an engine by its name. `SerialEngine` is here, too, as it needs no other process."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

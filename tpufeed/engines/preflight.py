@@ -91,7 +91,7 @@ def run_pickled(job: bytes, task: bytes, report_progress: ReportProgress) -> str
 
 @lru_cache(maxsize=1)
 def _load_job(data: bytes) -> tuple[Job, TaskFunction]:
-    """Load a job once per process, which may run many tasks: unpickling the context of a cache opens its source.
+    """Load a job once per process, as a process may run many tasks: unpickling the context of a cache opens its source.
 
     Raises:
         BuildError: something that the job needs cannot be imported here.

@@ -162,7 +162,7 @@ class _Pool:
             yield lost
 
     def _take_back(self, worker: _Worker, death: str, advice: str) -> Progress:
-        """Stop a worker and put its task first in line, and return its progress as a negative number."""
+        """Stop a worker and put its task first in line. Return its progress as a negative number."""
         self.workers.remove(worker)
         stop_all([worker], _LEAVE_SECONDS, terminate=True)
         if worker.task_number == _IDLE:

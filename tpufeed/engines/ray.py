@@ -247,6 +247,6 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _first_lines(error: Exception) -> str:
-    """Return the first lines of Ray's message, which is long."""
+    """Return the first lines of Ray's long message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:3]) or type(error).__name__
