@@ -20,17 +20,17 @@ CLASSES = 1000
 
 PLAN = """
 import json, resource, sys, time
-from tpufeed.builds.commit import check_destination, put_plan
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import write_plan
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.storage.store import open_store
-destination, recipe = open_store(sys.argv[2]), ShardRecipe(sys.argv[1], ShardOptions(shard_bytes="128KB"))
+destination, recipe = Destination(open_store(sys.argv[2])), ShardRecipe(sys.argv[1], ShardOptions(shard_bytes="128KB"))
 start = time.perf_counter()
-standing = check_destination(destination, recipe.kind, recipe.source, recipe.identity, overwrite=False)
-with destination.temporary_folder() as folder, recipe.draft(is_preview=False) as draft:
-    made = write_plan(folder / "plan", draft.header, draft.tasks)
-    plan = put_plan(destination, folder / "plan", made, standing)
+destination.inspect(overwrite=False)
+with destination.store.temporary_folder() as folder, recipe.draft(is_preview=False) as draft:
+    plan = write_plan(folder / "plan", draft.header, draft.tasks)
+    assert destination.put_plan(folder / "plan", plan)
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({"seconds": seconds, "peak_mb": peak / 1e3, "tasks": len(plan.tasks)}))

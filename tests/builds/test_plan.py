@@ -133,9 +133,9 @@ def test_no_secret_is_in_a_plan_and_a_later_run_brings_its_own(stored):
 def test_another_build_is_refused_with_what_differs(stored):
     store, plan = stored(a_header(), TASKS)
     assert isinstance(plan, Plan)
-    check_same_plan(store, plan.header, "shard", "memory://source", {"seed": 0})
+    check_same_plan(store.url, plan.header, "shard", "memory://source", {"seed": 0})
     with pytest.raises(DuplicateWriterError, match="seed"):
-        check_same_plan(store, plan.header, "shard", "memory://source", {"seed": 7})
+        check_same_plan(store.url, plan.header, "shard", "memory://source", {"seed": 7})
 
 
 @pytest.mark.parametrize(

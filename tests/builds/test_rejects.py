@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from tpufeed.builds.commit import Reject, Report
-from tpufeed.builds.plan import Owner
+from tpufeed.builds.destination import Destination, Owner, Reject, Report
 from tpufeed.builds.rejects import Rejects, allowed_rejects
 from tpufeed.dataset.naming import PLAN
 from tpufeed.errors import OptionError, TooManyRejectsError
@@ -42,7 +41,7 @@ def test_what_is_no_budget(text):
 
 def own(store):
     """Give the store to a run."""
-    return Owner("run", store.put(PLAN, b"", store.stat(PLAN)).version)
+    return Destination(store, Owner("run", store.put(PLAN, b"", store.stat(PLAN)).version))
 
 
 def report(task, *reasons):
@@ -56,7 +55,7 @@ def store(tmp_path):
 
 
 def test_rejects_stand_in_the_order_of_the_tasks(store):
-    rejects = Rejects(store, own(store), 100, 10)
+    rejects = Rejects(own(store), 100, 10)
     for done in (report(2, "truncated"), report(0, "unreadable", "truncated"), report(1)):
         rejects.add(done)
     rejects.check()
@@ -68,7 +67,7 @@ def test_rejects_stand_in_the_order_of_the_tasks(store):
 
 
 def test_one_reject_more_than_allowed_is_too_many(store):
-    rejects = Rejects(store, own(store), 1000, 2)
+    rejects = Rejects(own(store), 1000, 2)
     rejects.add(report(5, "truncated", "truncated"))
     rejects.check()
     assert store.stat("rejects.jsonl") is None
@@ -81,5 +80,5 @@ def test_one_reject_more_than_allowed_is_too_many(store):
 
 def test_an_earlier_list_is_replaced(store):
     store.put("rejects.jsonl", b"old\n")
-    Rejects(store, own(store), 5, 0).put()
+    Rejects(own(store), 5, 0).put()
     assert store.read("rejects.jsonl") == b""

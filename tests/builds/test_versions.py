@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tpufeed
-from tpufeed.builds.commit import open_part
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.versions import append_layout, join_manifests, publish
 from tpufeed.dataset.manifest import (
     IndexFile,
@@ -147,7 +147,7 @@ def halves(photo_folder, tmp_path_factory):
 
 def build_part(base, source):
     """A part that follows the version `base`, and what publishes it."""
-    store = open_part(base.store, base.number + 1)
+    store = Destination(base.store).part(part_folder(base.number + 1)).store
     result = tpufeed.shard(source, store.url, shard_bytes="60KB", splits="train=0.8,val=0.2", workers=1)
     about = Part(
         kind="append",

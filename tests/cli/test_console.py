@@ -227,7 +227,7 @@ def command():
         1 / 0
     except ZeroDivisionError:
         logging.getLogger("gcsfs").exception("a request failed")
-    logging.getLogger("tpufeed.builds.commit").warning("replacing it")
+    logging.getLogger("tpufeed.builds.destination").warning("replacing it")
     raise StoreError("gs://bucket: no network")
 
 command()

@@ -17,9 +17,8 @@ from tests.faults.remote import HURRY, WARM, epochs_of, met, names_of, objects, 
 from tests.local_copies import wait_copied
 from tpufeed import cache
 from tpufeed.builds import versions
-from tpufeed.builds.commit import read_report
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import read_plan
-from tpufeed.builds.worker import see_destination
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DamageError, ManifestError, RecordError, ShardError, TpufeedError
 from tpufeed.storage import reading
@@ -220,7 +219,7 @@ def test_a_host_looks_again_at_a_plan_of_another_run(server, begun, monkeypatch)
     header = server.get("bucket", "d/_tpufeed/plan.jsonl")
     server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", after_bytes=header.index(run_id.encode()))
     server.fault("corrupt", operation="read", name="d/_tpufeed/plan.jsonl", after_bytes=0, calls=(2,))
-    assert see_destination(store, run_id) == {f"{begun}/_tpufeed/plan.jsonl": run_id}
+    assert Destination(store).see(run_id) == {f"{begun}/_tpufeed/plan.jsonl": run_id}
     assert len(met(server)) == 2
 
 
@@ -229,7 +228,7 @@ def test_a_report_without_a_checksum_of_the_service_is_fetched_again(server, kep
     source = open_store(f"{kept}/dataset")
     (ref, *_) = read_plan(source).tasks
     run_id = read_plan(source).header.run_id
-    sound = read_report(source, ref, run_id)
+    sound = Destination(source).read_report(ref, run_id)
     data = source.read("_tpufeed/reports/000000.json")
 
     class Damaging(MemoryStore):
@@ -241,7 +240,7 @@ def test_a_report_without_a_checksum_of_the_service_is_fetched_again(server, kep
 
     store = Damaging("memory://faults/reports")
     store.put("_tpufeed/reports/000000.json", data)
-    assert read_report(store, ref, run_id) == sound
+    assert Destination(store).read_report(ref, run_id) == sound
     assert store.reads == 2
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import tpufeed
 from tpufeed import cache
-from tpufeed.builds.commit import put_report, read_report
+from tpufeed.builds.destination import Destination, Owner
 from tpufeed.builds.plan import read_plan
 from tpufeed.dataset.naming import MANIFEST, report_name
 from tpufeed.dataset.reader import open_dataset
@@ -65,10 +65,10 @@ def test_a_report_of_other_variants_is_not_trusted(kept, cache_copy, dataset_url
     expected = open_dataset(cache_copy).content_digest
     store = open_store(cache_copy)
     plan = read_plan(store)
-    report = read_report(store, plan.tasks[0], plan.header.run_id)
+    report = Destination(store).read_report(plan.tasks[0], plan.header.run_id)
     shards = tuple(report.shards[variant] for variant in kept)
     store.delete(report_name(0))
-    put_report(store, msgspec.structs.replace(report, shards=shards), plan.owner)
+    Destination(store, Owner(plan.header.run_id, "")).put_report(msgspec.structs.replace(report, shards=shards))
     store.delete(MANIFEST)
     cache.warmup(dataset_url, cache_copy, **OPTIONS)
     assert open_dataset(cache_copy).content_digest == expected

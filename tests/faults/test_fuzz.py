@@ -24,7 +24,7 @@ from PIL import Image
 import tpufeed
 from tests.tfrecords import encode_record
 from tpufeed.adoption.scan import Keys, scan_shard
-from tpufeed.builds.commit import is_stored, read_report
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import read_plan, read_task
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.reader import open_dataset
@@ -356,9 +356,9 @@ def test_reports(examples, dataset_url):
 
     def read(data):
         store.put(name, data if isinstance(data, bytes) else json.dumps(data).encode(), store.stat(name))
-        found = read_report(store, ref, plan.header.run_id)
+        found = Destination(store).read_report(ref, plan.header.run_id)
         if found is not None:
-            stored = [is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in found.shards]
+            stored = [Destination(store).is_stored(shard.name, shard.bytes, shard.crc32c) for shard in found.shards]
             assert not stored or not all(stored)
 
     strategy = st.one_of(damaged(report), odd_json(json.loads(report)))
@@ -381,7 +381,7 @@ def test_json_that_is_nested_too_deep(kind, dataset_url):
             decode_manifest(DEEP, "here")
     elif kind == "report":
         store.put("_tpufeed/reports/000000.json", DEEP, store.stat("_tpufeed/reports/000000.json"))
-        assert read_report(store, ref, read_plan(store).header.run_id) is None
+        assert Destination(store).read_report(ref, read_plan(store).header.run_id) is None
     else:
         header = plan.splitlines(keepends=True)[0] if kind == "task" else b""
         store.put("_tpufeed/plan.jsonl", header + DEEP + b"\n", store.stat("_tpufeed/plan.jsonl"))

@@ -26,7 +26,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
-from tpufeed.builds import commit
+from tpufeed.builds.destination import Report, checksum
 from tpufeed.cli.app import app
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.errors import TpufeedError
@@ -193,8 +193,8 @@ def sealed_plan(lines: list[Any]) -> bytes:
 def sealed_report(document: Any) -> bytes:
     data = dump(document)
     try:
-        report = msgspec.json.decode(data, type=commit.Report)
-        return msgspec.json.encode(msgspec.structs.replace(report, checksum=commit._checksum(report)))
+        report = msgspec.json.decode(data, type=Report)
+        return msgspec.json.encode(msgspec.structs.replace(report, checksum=checksum(report)))
     except Exception:  # noqa: BLE001  # it is of other types: no CRC makes it fit
         return data
 

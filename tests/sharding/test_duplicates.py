@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tpufeed.builds.commit import put_report, read_report
+from tpufeed.builds.destination import Destination, Owner
 from tpufeed.builds.digests import Overlap, group_equal, read_digests
-from tpufeed.builds.plan import Owner, iter_tasks, read_plan
+from tpufeed.builds.plan import iter_tasks, read_plan
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, PLAN, report_name
 from tpufeed.storage.local import LocalStore
@@ -130,11 +130,11 @@ def test_reports_of_an_older_tpufeed_have_no_digests(doubled, tmp_path, caplog):
     before = tpufeed.shard(doubled, url, workers=1)
     store = LocalStore(str(url))
     plan = read_plan(store)
-    report = read_report(store, plan.tasks[0], plan.header.run_id)
+    report = Destination(store).read_report(plan.tasks[0], plan.header.run_id)
     for name in ("manifest.json", DIGESTS, DUPLICATES, report_name(0)):
         (url / name).unlink()
     owner = Owner(plan.header.run_id, store.stat(PLAN).version)
-    put_report(store, msgspec.structs.replace(report, digests=msgspec.UNSET), owner)
+    Destination(store, owner).put_report(msgspec.structs.replace(report, digests=msgspec.UNSET))
     again = tpufeed.shard(doubled, url, workers=1)
     assert (again.duplicates, again.earlier_images) == (None, 80)
     assert "duplicates are not counted" in caplog.text

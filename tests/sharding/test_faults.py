@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.builds.commit import read_report
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import read_plan
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetNotFoundError, ManifestError
@@ -256,7 +256,7 @@ def test_a_flipped_bit_in_a_report_is_found(unfinished):
     store = open_store(unfinished)
     plan = read_plan(store)
     ref, run_id = plan.tasks[2], plan.header.run_id
-    report = read_report(store, ref, run_id)
+    report = Destination(store).read_report(ref, run_id)
     for position in flip_each(unfinished / "_tpufeed/reports/000002.json", 1):
-        assert read_report(store, ref, run_id) in (None, report), position
-    assert read_report(store, ref, run_id) == report
+        assert Destination(store).read_report(ref, run_id) in (None, report), position
+    assert Destination(store).read_report(ref, run_id) == report

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tpufeed.builds.commit import find_build
+from tpufeed.builds.destination import Destination
 from tpufeed.errors import BuildError, DatasetExistsError, DuplicateWriterError, NoInputsError, OptionError, SourceError
 from tpufeed.storage.local import LocalStore
 
@@ -69,7 +69,7 @@ def test_a_disk_that_is_too_small_costs_nothing_and_what_goes_makes_room(photo_f
     with pytest.raises(BuildError, match="room"):
         tpufeed.shard(photo_folder, finished, overwrite=True, encode="png", workers=1)
     assert state_of(finished) == before
-    freed = sum(info.size_bytes for info in find_build(LocalStore(str(finished))))
+    freed = sum(info.size_bytes for info in Destination(LocalStore(str(finished))).find_build())
     assert tpufeed.shard(photo_folder, finished, overwrite=True, workers=1).bytes < freed + 1000
 
 
@@ -106,7 +106,7 @@ def test_what_is_damaged_can_be_built_anew(damage, photo_folder, finished):
 
 
 def test_the_manifest_goes_first_and_the_plan_last(finished):
-    names = [info.name for info in find_build(LocalStore(str(finished)))]
+    names = [info.name for info in Destination(LocalStore(str(finished))).find_build()]
     assert (names[0], names[-1]) == ("manifest.json", "_tpufeed/plan.jsonl")
     assert "rejects.jsonl" in names
     assert not {"notes.txt", "train-00000-of-00099.tfrecord"} & set(names)

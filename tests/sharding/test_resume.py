@@ -10,7 +10,7 @@ from PIL import Image
 import tpufeed
 from tests.sharding.forging import PLAN, begun, forge
 from tests.sharding.other_versions import OtherVersions
-from tpufeed.builds.commit import put_report, read_report
+from tpufeed.builds.destination import Destination, Owner
 from tpufeed.builds.plan import read_plan
 from tpufeed.errors import DatasetExistsError, ManifestError, NoInputsError
 from tpufeed.storage.local import LocalStore
@@ -207,13 +207,13 @@ def test_a_report_of_other_shards_is_not_believed(change, unfinished, build_opti
     store = LocalStore(str(unfinished))
     plan = read_plan(store)
     ref, run_id = plan.tasks[0], plan.header.run_id
-    report = read_report(store, ref, run_id)
+    report = Destination(store).read_report(ref, run_id)
     shard = type(report.shards[0])(
         **{**{name: getattr(report.shards[0], name) for name in report.shards[0].__struct_fields__}, **change}
     )
     store.delete("_tpufeed/reports/000000.json")
     forged = type(report)(report.task, (shard,), report.class_counts, report.images, report.rejects)
-    put_report(store, forged, plan.owner)
+    Destination(store, Owner(plan.header.run_id, "")).put_report(forged)
     result = tpufeed.shard(photo_folder, unfinished, workers=1, **build_options)
     assert 0 < result.earlier_images < 90
     assert result.manifest.content_digest == undisturbed.manifest.content_digest

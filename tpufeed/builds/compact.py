@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tpufeed.builds.commit import find_finished
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place
 from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.builds.run import ProgressListener
@@ -30,7 +30,6 @@ from tpufeed.display.summary import Summary
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import BuildError, DatasetNotFoundError, ManifestError, OptionError, advised
 from tpufeed.options import checked
-from tpufeed.storage.store import Store
 from tpufeed.tfrecord.framing import join_crc32c
 
 _LARGE_SHARD, _SMALL_SHARD, _ENOUGH_SHARDS = 128 * 10**6, 16 * 10**6, 64
@@ -145,9 +144,9 @@ class Compaction(Recipe):
     verb = "compacting"
     worker = "tpufeed.builds.worker"
 
-    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+    def look(self, destination: Destination, overwrite: bool) -> Dataset | None:
         """Look at the dataset; it is finished if there are no small shards to join."""
-        base = find_finished(destination)
+        base = destination.find_finished()
         if base is None:
             raise DatasetNotFoundError(
                 f"{destination.url} holds no dataset to compact; make one with: {advised('shard', 'PHOTOS', 'DATASET')}"
@@ -204,11 +203,11 @@ class Compaction(Recipe):
         """Return the plan for the present URL of the dataset, whose contents its options name."""
         return at_place(plan, self.source)
 
-    def context(self, store: Store, plan: Plan) -> "CompactContext":
+    def context(self, destination: Destination) -> "CompactContext":
         """Return what all tasks share."""
-        return CompactContext(store.url, plan.header, plan.owner, self._base)
+        return CompactContext(destination.url, destination.plan.header, destination.owner, self._base)
 
-    def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
+    def conclude(self, destination: Destination, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
         """Keep the manifest's entry of a cache, and check that joined shards have the bytes of the old ones.
 
         Each record's CRCs tell that it is sound, but not that it is the right one. No byte is read for this.
@@ -223,13 +222,13 @@ class Compaction(Recipe):
                     shards = new.shards[first : first + run.shards]
                     if _crc32c_of(old.shards[run.start : run.stop]) == _crc32c_of(shards):
                         continue
-                    for ref in plan.tasks:
+                    for ref in destination.plan.tasks:
                         if ref.split == name:
-                            store.delete(report_name(ref.number))
+                            destination.store.delete(report_name(ref.number))
                     raise BuildError(
-                        f"{store.url}/{shards[0].name}: reads of {self._base.url}/{old.shards[run.start].name} or of "
-                        "shards after it returned other records than were asked for. Nothing was published. Look for a "
-                        "fault of the store or of a proxy; then run the same command again"
+                        f"{destination.url}/{shards[0].name}: reads of {self._base.url}/{old.shards[run.start].name} "
+                        "or of shards after it returned other records than were asked for. Nothing was published. Look "
+                        "for a fault of the store or of a proxy; then run the same command again"
                     )
         return msgspec.structs.replace(manifest, cache=self.manifest.cache), None
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from tpufeed.builds.commit import put
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import Plan, iter_tasks, read_plan
 from tpufeed.dataset.naming import DIGESTS, DUPLICATES, splits_mentioned
 from tpufeed.dataset.reader import Dataset
@@ -176,18 +176,18 @@ class _Tally:
 
 
 def report_duplicates(
-    store: Store, plan: Plan, folder: Path, standing: Sequence[tuple[str, Store]] = ()
+    destination: Destination, folder: Path, standing: Sequence[tuple[str, Store]] = ()
 ) -> Duplicates | None:
     """Put the report of a build's duplicate images, and return its sums; None if there are none.
 
     Groups without a new image are left out.
 
     Args:
-        store: store of the build, which has put its digests.
-        plan: plan of the build.
+        destination: destination of the build, which has put its digests.
         folder: folder for temporary files.
         standing: the growing dataset, as (folder, store) of each part.
     """
+    store, plan = destination.store, destination.plan
     own = read_digests(store, plan.header.images)
     if own is None:
         _logger.warning("duplicates are not counted: reports of some shards have no digests")
@@ -224,7 +224,7 @@ def report_duplicates(
                     file.write(line)
                     crc, size = crc32c(line, crc), size + len(line)
     if tally.groups:
-        put(store, DUPLICATES, path, plan.owner, size, crc)
+        destination.put(DUPLICATES, path, size, crc)
     return tally.sum_up(store, records)
 
 

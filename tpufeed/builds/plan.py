@@ -7,8 +7,8 @@ digest of its line, so that workers neither receive nor read a whole plan, which
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -140,20 +140,11 @@ class TaskRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
-    """The run that a destination belongs to: the id in its plan, and the version of the plan's object."""
-
-    run_id: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan, and the run that owns a destination with this plan; its `version` is empty until the plan is stored."""
+    """A plan, without the inputs of its tasks."""
 
     header: PlanHeader
     tasks: tuple[TaskRef, ...]
-    owner: Owner
 
 
 def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
@@ -180,7 +171,7 @@ def write_plan(path: Path, header: PlanHeader, tasks: Iterable[Task]) -> Plan:
             os.fsync(file.fileno())
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror or error}{room_left(error, path)}") from error
-    return Plan(_HEADER.decode(first), tuple(refs), Owner(header.run_id, ""))  # decoded as in a later run
+    return Plan(_HEADER.decode(first), tuple(refs))  # decoded as in a later run
 
 
 def read_plan(store: Store) -> Plan:
@@ -249,7 +240,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     end = _END.decode(last)
     if end.crc32c != crc:
         raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
-    return Plan(header, tuple(refs), Owner(header.run_id, ""))
+    return Plan(header, tuple(refs))
 
 
 def read_run_id(store: Store, expected: str = "") -> str:
@@ -330,14 +321,14 @@ def with_access(plan: Plan, source: str) -> Plan:
     return replace(plan, header=msgspec.structs.replace(plan.header, base=place)) if place else plan
 
 
-def check_same_plan(store: Store, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:
+def check_same_plan(url: str, found: PlanHeader, kind: str, source: str, options: dict[str, Any]) -> None:
     """Raise DuplicateWriterError, naming what differs, if the destination belongs to another build."""
     given = {"command": kind, "source": url_identity(source), **options}
     wanted = msgspec.json.decode(msgspec.json.encode(given))
     differing = differing_options({"command": found.kind, "source": found.source, **found.options}, wanted)
     if differing:
         raise DuplicateWriterError(
-            f"{store.url} already holds a dataset, maybe unfinished, of another build: {'; '.join(differing)}; "
+            f"{url} already holds a dataset, maybe unfinished, of another build: {'; '.join(differing)}; "
             "nothing was changed. Take another destination, give the options of that build, or pass --overwrite"
         )
 
@@ -346,22 +337,6 @@ def at_place(plan: Plan, source: str, base: str | None = None) -> Plan:
     """Return the plan of a source that has another URL now, and maybe another base."""
     place = {"source": url_identity(source)} | ({} if base is None else {"base": url_identity(base)})
     return replace(plan, header=msgspec.structs.replace(plan.header, **place))
-
-
-def find_same_plan(
-    store: Store, found: Plan, kind: str, source: str, options: dict[str, Any], follow: Callable[[Plan], Plan | None]
-) -> Plan:
-    """Return the plan if it is of this build, or what `follow` makes of it if only its source has another URL.
-
-    Raises DuplicateWriterError as `check_same_plan` does.
-    """
-    header = found.header
-    if header.source != url_identity(source):
-        with suppress(DuplicateWriterError):
-            check_same_plan(store, header, kind, header.source, options)
-            found = follow(found) or found
-    check_same_plan(store, found.header, kind, source, options)
-    return found
 
 
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

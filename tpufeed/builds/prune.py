@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpufeed.builds.commit import find_finished
+from tpufeed.builds.destination import Destination
 from tpufeed.dataset.manifest import Manifest, decode_manifest
 from tpufeed.dataset.naming import MANIFEST, VERSIONS, index_name, is_data_name, is_part_folder, version_name
 from tpufeed.dataset.reader import find_versions, open_dataset
@@ -54,7 +54,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
         OptionError: `keep` is less than 1.
     """
     store = open_store(url, follow=False)
-    newest = find_finished(store)
+    newest = Destination(store).find_finished()
     if newest is None:
         raise DatasetNotFoundError(f"{store.url} holds no dataset to prune")
     versions = find_versions(store, newest)

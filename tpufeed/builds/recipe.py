@@ -1,4 +1,4 @@
-"""A recipe describes one kind of build; `build.run` runs and previews them all.
+"""A recipe describes one kind of build; `builds.run` runs and previews them all.
 
 `tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. A recipe identifies its plan, drafts it,
 gives its tasks their context, and completes the manifest and the result.
@@ -6,19 +6,20 @@ gives its tasks their context, and completes the manifest and the result.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tpufeed.builds.commit import Reject
+from tpufeed.builds.destination import Destination, Reject
 from tpufeed.builds.digests import Duplicates
-from tpufeed.builds.plan import Plan, PlanHeader, Task
+from tpufeed.builds.plan import Plan, PlanHeader, Task, check_same_plan
 from tpufeed.builds.versions import Layout
 from tpufeed.builds.worker import TaskContext
 from tpufeed.dataset.listed import UNLISTED, Listed
 from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.reader import Dataset
+from tpufeed.errors import DuplicateWriterError, url_identity
 from tpufeed.storage.store import Store
 
 
@@ -105,7 +106,7 @@ class Recipe(Protocol):
     layout: Layout | None = None
     is_stale: bool = False
 
-    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+    def look(self, destination: Destination, overwrite: bool) -> Dataset | None:
         """Look at what is at the destination. A recipe that makes a dataset grow learns its `base` here.
 
         Returns:
@@ -127,6 +128,19 @@ class Recipe(Protocol):
                 source, even if a stored plan would need that.
         """
 
+    def recognize(self, destination: Destination) -> None:
+        """Check that the plan that is there has this recipe's identity. Only the URL of the source may differ.
+
+        Raises:
+            DuplicateWriterError: the destination belongs to a build with another source or other options.
+        """
+        header = destination.plan.header
+        if header.source != url_identity(self.source):
+            with suppress(DuplicateWriterError):
+                check_same_plan(destination.url, header, self.kind, header.source, self.identity)
+                destination.plan = self.follow(destination.plan) or destination.plan
+        check_same_plan(destination.url, destination.plan.header, self.kind, self.source, self.identity)
+
     def follow(self, plan: Plan) -> Plan | None:
         """Return the plan of this source when it had another URL, as one with the present URL; None for other inputs.
 
@@ -134,11 +148,11 @@ class Recipe(Protocol):
         """
         return None
 
-    def context(self, store: Store, plan: Plan) -> TaskContext:
+    def context(self, destination: Destination) -> TaskContext:
         """Return the context that all tasks of the plan share."""
 
     def conclude(
-        self, store: Store, plan: Plan, folder: Path, manifest: Manifest
+        self, destination: Destination, folder: Path, manifest: Manifest
     ) -> tuple[Manifest, Duplicates | None]:
         """Complete the manifest, before it is put and after shards, digests and rejects are put.
 

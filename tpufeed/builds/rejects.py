@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tpufeed.builds.commit import Reject, Report, put
-from tpufeed.builds.plan import Owner
+from tpufeed.builds.destination import Destination, Reject, Report
 from tpufeed.dataset.naming import REJECTS
 from tpufeed.errors import OptionError, TooManyRejectsError
-from tpufeed.storage.store import Store
 from tpufeed.text import format_counts
 
 _FEWEST = 10
@@ -35,8 +33,7 @@ def allowed_rejects(budget: str | int | None, inputs: int) -> int:
 class Rejects:
     """Rejects in the reports of a build, which may reject `allowed` of its `inputs`."""
 
-    _store: Store
-    _owner: Owner
+    _destination: Destination
     _inputs: int
     _allowed: int
     _by_task: dict[int, tuple[Reject, ...]] = field(default_factory=dict)
@@ -51,7 +48,7 @@ class Rejects:
     def put(self) -> list[Reject]:
         """Put rejects.jsonl, and return what it holds: all rejects in the order of the tasks."""
         rejects = [reject for task in sorted(self._by_task) for reject in self._by_task[task]]
-        put(self._store, REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in rejects), self._owner)
+        self._destination.put(REJECTS, b"".join(msgspec.json.encode(reject) + b"\n" for reject in rejects))
         return rejects
 
     def check(self) -> None:
@@ -64,7 +61,7 @@ class Rejects:
             rejects,
             self._inputs,
             self._allowed,
-            f"{self._store.url}/{REJECTS} names each. Correct the source and run this again with --overwrite, or "
+            f"{self._destination.url}/{REJECTS} names each. Correct the source and run this again with --overwrite, or "
             "without, and with a higher --max-rejects: it continues from here",
         )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tpufeed.builds.commit import iter_lost, put
-from tpufeed.builds.plan import Plan, read_plan, read_task, with_access
+from tpufeed.builds.destination import Destination
+from tpufeed.builds.plan import read_plan, read_task, with_access
 from tpufeed.builds.recipe import Recipe
 from tpufeed.builds.worker import make_shards
 from tpufeed.dataset.manifest import Shard, Variant
@@ -20,7 +20,6 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.walk import Walker
 from tpufeed.dataset.writer import IndexWriter
 from tpufeed.errors import BuildError, DamageError, ObjectNotFoundError, advised, mask_secrets, url_identity
-from tpufeed.storage.store import Store, open_store
 
 _logger = logging.getLogger(__name__)
 
@@ -34,7 +33,8 @@ def repair(recipe: Recipe, dataset: Dataset) -> None:
         BuildError: another command made a lost file, or it has other bytes now; nothing was put.
         TpufeedError: an input or the store cannot be read.
     """
-    lost, store = set(iter_lost(dataset.store, dataset.manifest)), dataset.store
+    destination = Destination(dataset.store)
+    lost = set(destination.iter_lost(dataset.manifest))
     if not lost:
         return
     variants = [variant for split in dataset.manifest.splits.values() for variant in split.variants]
@@ -44,19 +44,23 @@ def repair(recipe: Recipe, dataset: Dataset) -> None:
     for name in lost & shards.keys():
         folder, slash, _ = name.rpartition("/")
         by_folder[folder + slash].add(name)
-    plans = {folder: _find_plan(recipe, dataset, folder, min(names)) for folder, names in by_folder.items()}
-    for folder, (part, plan) in plans.items():
-        _remake(recipe, part, plan, folder, by_folder[folder], shards)
+    parts = {folder: _find_plan(recipe, dataset, folder, min(names)) for folder, names in by_folder.items()}
+    for folder, part in parts.items():
+        _remake(recipe, part, folder, by_folder[folder], shards)
     for variant in indexes:
-        _remake_index(store, variant)
+        _remake_index(destination, variant)
 
 
-def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> tuple[Store, Plan]:
-    """Return store and plan of the build that has put the shards of a folder. Raises BuildError if it is another's."""
-    part = open_store(f"{dataset.url.rstrip('/')}/{folder}", follow=False) if folder else dataset.store
+def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> Destination:
+    """Return the destination, with its plan, of the build that has put the shards of a folder.
+
+    Raises:
+        BuildError: another command has put them.
+    """
+    part = Destination(dataset.store).part(folder)
     plan, advice = None, "No command can make it alone: restore it, or build all again with --overwrite"
     with suppress(ObjectNotFoundError, DamageError):
-        plan = read_plan(part)
+        plan = read_plan(part.store)
     # A cache that grows, or has grown, has other samples than the tasks of its first plan make now.
     is_first = dataset.manifest.cache is None or (dataset.number == 1 and recipe.base is None)
     if plan is not None and plan.header.kind != "compact" and is_first:
@@ -64,7 +68,8 @@ def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> tupl
         if header.kind == recipe.kind and header.source != url_identity(recipe.source):
             plan = recipe.follow(plan) or plan
         if (plan.header.kind, plan.header.source) == (recipe.kind, url_identity(recipe.source)):
-            return part, with_access(plan, recipe.source)
+            part.plan = with_access(plan, recipe.source)
+            return part
         command = "append" if folder else header.kind
         advice = f"It is made again, alone, by the command that made it: {command} of {header.source}"
     raise BuildError(
@@ -73,30 +78,31 @@ def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> tupl
     )
 
 
-def _remake(recipe: Recipe, part: Store, plan: Plan, folder: str, lost: set[str], shards: dict[str, Shard]) -> None:
+def _remake(recipe: Recipe, part: Destination, folder: str, lost: set[str], shards: dict[str, Shard]) -> None:
     """Run the tasks of lost shards in this process; put those shards, once all of a task have the manifest's bytes."""
-    context, of_name = recipe.context(part, plan), {}
+    plan, store = part.plan, part.store
+    context, of_name = recipe.context(part), {}
     context.check()
     for ref in plan.tasks:
         for variant in plan.header.variant_numbers:
             of_name[folder + ref.name.replace("-v0-", f"-v{variant}-")] = ref
     for ref in sorted({of_name[folder + uncounted(name[len(folder) :])] for name in lost}):
         _logger.warning("%s/%s is lost, and is made again", mask_secrets(part.url), ref.name)
-        with part.temporary_folder() as temporary:
-            _, made = make_shards(context, read_task(part, ref), temporary, lambda _: None)
+        with store.temporary_folder() as temporary:
+            _, made = make_shards(context, read_task(store, ref), temporary, lambda _: None)
             for name, _, writer in made:
                 entry = shards.get(folder + counted(name, len(writer.offsets) - 1))
                 if entry is None or (entry.bytes, entry.crc32c) != (writer.offsets[-1], writer.crc32c):
-                    raise _differs(part, name, "its source, or a library that stores images, has changed since")
+                    raise _differs(part.url, name, "its source, or a library that stores images, has changed since")
             for name, path, writer in made:
                 full_name = counted(name, len(writer.offsets) - 1)
                 if folder + full_name in lost:
-                    put(part, full_name, path, None, writer.offsets[-1], writer.crc32c)
+                    part.put(full_name, path, writer.offsets[-1], writer.crc32c)
 
 
-def _remake_index(store: Store, variant: Variant) -> None:
+def _remake_index(destination: Destination, variant: Variant) -> None:
     """Make an index again from the lengths that the records of all its shards have."""
-    index = variant.index
+    index, store = variant.index, destination.store
     _logger.warning("%s/%s is lost, and is made again of all its shards", mask_secrets(store.url), index.name)
     with store.temporary_folder() as folder:
         path = Path(folder, "index")
@@ -108,12 +114,12 @@ def _remake_index(store: Store, variant: Variant) -> None:
             writer.add(np.array(offsets, np.uint64))
         made = writer.finish()
         if made != (index.bytes, index.crc32c):
-            raise _differs(store, index.name, f"a shard is damaged; run: {advised('verify', store.url)}")
-        put(store, index.name, path, None, *made)
+            raise _differs(store.url, index.name, f"a shard is damaged; run: {advised('verify', store.url)}")
+        destination.put(index.name, path, *made)
 
 
-def _differs(store: Store, name: str, why: str) -> BuildError:
+def _differs(url: str, name: str, why: str) -> BuildError:
     return BuildError(
-        f"{mask_secrets(store.url)}/{name} is lost, and was made again with other bytes than the manifest's: {why}. It "
+        f"{mask_secrets(url)}/{name} is lost, and was made again with other bytes than the manifest's: {why}. It "
         "was not put. Build the dataset again with --overwrite"
     )

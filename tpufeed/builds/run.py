@@ -20,25 +20,9 @@ import numpy as np
 from crc32c import crc32c
 
 from tpufeed._version import __version__
-from tpufeed.builds.commit import (
-    Report,
-    Standing,
-    check_destination,
-    check_fits,
-    check_owner,
-    discard_report,
-    find_finished,
-    find_lost,
-    is_stored,
-    join_plan,
-    open_part,
-    put,
-    put_plan,
-    read_report,
-    remove_leftovers,
-)
+from tpufeed.builds.destination import Destination, Report
 from tpufeed.builds.digests import Duplicates
-from tpufeed.builds.plan import Owner, Plan, PlanHeader, TaskRef, read_plan, with_access, write_plan
+from tpufeed.builds.plan import PlanHeader, TaskRef, with_access, write_plan
 from tpufeed.builds.recipe import Preview, Recipe, SplitPreview
 from tpufeed.builds.rejects import Rejects, allowed_rejects, too_many
 from tpufeed.builds.repair import repair
@@ -59,7 +43,7 @@ from tpufeed.dataset.manifest import (
 from tpufeed.dataset.naming import DIGESTS, MANIFEST, REJECTS, counted, index_name, part_folder, report_name
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import several_labels
-from tpufeed.dataset.writer import IndexWriter
+from tpufeed.dataset.writer import IndexWriter, check_writable
 from tpufeed.display.progress import Figures, show_progress
 from tpufeed.display.summary import Summary
 from tpufeed.engines.choice import choose_engine, default_workers
@@ -68,12 +52,12 @@ from tpufeed.errors import (
     BuildError,
     DamageError,
     DuplicateWriterError,
-    ObjectNotFoundError,
     OptionError,
+    SourceError,
     StoreError,
     TaskError,
 )
-from tpufeed.storage.store import Store, open_store
+from tpufeed.storage.store import open_store
 
 _TRIES = 5  # to grow a dataset while other builds are faster
 _REPORTS_AT_A_TIME = 16
@@ -220,7 +204,7 @@ def run(  # noqa: PLR0913  # the options of all builds
                     return _build(recipe, destination, chosen, max_rejects, overwrite, fsync, listen)
         except (DuplicateWriterError, BuildError):
             # Another build may have published the next version meanwhile: then begin again after that version.
-            now = None if recipe.base is None else find_finished(destination)
+            now = None if recipe.base is None else destination.find_finished()
             if now is None or recipe.base is None or now.number == recipe.base.number:
                 raise
     raise BuildError(f"{destination.url} has grown {_TRIES} times meanwhile; run the same command again")
@@ -245,7 +229,7 @@ def preview(
     destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
     present = finished or base
-    lost = None if present is None else find_lost(present.store, present.manifest)
+    lost = None if present is None else Destination(present.store).find_lost(present.manifest)
     if present is not None and lost is not None:
         raise BuildError(
             f"{present.url}/{lost} is missing or damaged. Nothing was changed. The command that made it makes it "
@@ -255,7 +239,7 @@ def preview(
         check_base(base)
     if finished is not None:
         return _preview_of(recipe, finished)
-    store, standing = _check(recipe, destination, overwrite)
+    own, joined = _check(recipe, destination, overwrite)
     with recipe.draft(is_preview=True) as draft:
         if draft.header is None:
             assert base is not None, "only a dataset that grows may have all samples already"
@@ -273,9 +257,9 @@ def preview(
                 f"none of the {inputs} images can be taken; the first: {first.path}: {first.message}. "
                 "Nothing was changed; correct the source"
             )
-        if standing.plan is None:
-            check_fits(store, draft.header, sum(split.bytes for split in draft.splits.values()), standing)
-        header = draft.header if standing.plan is None else standing.plan.header  # the plan that a run would join
+        if not joined:
+            own.check_fits(draft.header, sum(split.bytes for split in draft.splits.values()))
+        header = own.plan.header if joined else draft.header
         variants = len(header.variant_numbers)
         splits = {
             name: replace(draft.splits.get(name, SplitPreview(0, 0, 0)), shards=shards * variants)
@@ -296,7 +280,7 @@ def preview(
             listed=header.listed,
             sizes=draft.sizes,
             odd=draft.odd,
-            free_bytes=store.free_bytes(),
+            free_bytes=own.store.free_bytes(),
             seconds=inputs * draft.probed_seconds / (workers or default_workers()),
             probed=draft.probed,
             probed_rejects=draft.probed_rejects,
@@ -340,75 +324,80 @@ def _preview_of(recipe: Recipe, finished: Dataset) -> Preview:
 
 def _open(
     recipe: Recipe, dst: str | Path, max_rejects: str | int | None, workers: int | None, engine: Engine | str | None
-) -> tuple[Store, Engine]:
+) -> tuple[Destination, Engine]:
     """Open the destination and choose the engine. Raises TpufeedError if the arguments do not fit together."""
     allowed_rejects(max_rejects, 0)  # raises an error in the budget before hours of work
-    destination = open_store(dst, follow=False)
-    hidden = [store.url for store in (*recipe.stores, destination) if not store.shared]
+    stores = (open_store(dst, follow=False), *recipe.stores)
+    hidden = [store.url for store in (*stores[1:], stores[0]) if not store.shared]
     chosen, places = choose_engine(engine, workers, hidden), list[PurePath]()
-    for store in (destination, *recipe.stores):
+    for store in stores:
         path = store.local_path(MANIFEST)
         places.append(PurePosixPath(store.url) if path is None else PurePosixPath(os.path.realpath(path.parent)))
     if places[0] in places[1:]:  # a later build would read or remove it
-        raise OptionError(f"{destination.url} is the source itself; take another destination")
-    return destination, chosen
+        raise OptionError(f"{stores[0].url} is the source itself; take another destination")
+    return Destination(stores[0]), chosen
 
 
-def _check(recipe: Recipe, destination: Store, overwrite: bool) -> tuple[Store, Standing]:
-    """Check the destination of a build or a preview; return the store to build in, and its contents."""
-    base, takes_over = recipe.base, overwrite or recipe.is_stale
-    store = destination if base is None else open_part(destination, base.number + 1)
-    try:
-        standing = check_destination(store, recipe.kind, recipe.source, recipe.identity, takes_over, recipe.follow)
-    except DuplicateWriterError as error:
-        if base is None:
-            raise
+def _check(recipe: Recipe, destination: Destination, overwrite: bool) -> tuple[Destination, bool]:
+    """Return where this build puts its files, and whether it continues an earlier run there. Changes nothing."""
+    if recipe.source.encode("utf-8", "replace").decode() != recipe.source:  # a plan could not hold it
+        raise SourceError(f"the path of the source, {recipe.source!r}, is not UTF-8; rename it")
+    base = recipe.base
+    own = destination if base is None else destination.part(part_folder(base.number + 1))
+    joined = own.inspect(overwrite or recipe.is_stale)
+    if joined:
         try:
-            header = read_plan(store).header
-        except (ObjectNotFoundError, DamageError):
-            raise error from None
-        kind = "append" if header.kind == "shard" else header.kind
-        # A warmup with --overwrite would warm all of the cache again.
-        way = "by removing" if recipe.grows_by == "warmup" else "with --overwrite, which removes only"
-        raise DuplicateWriterError(
-            f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
-            f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run that "
-            f"command again to finish it; or discard it {way} {store.url}"
-        ) from error
-    return store, standing
+            recipe.recognize(own)
+        except DuplicateWriterError as error:
+            if base is None:
+                raise
+            header = own.plan.header
+            kind = "append" if header.kind == "shard" else header.kind
+            # A warmup with --overwrite would warm all of the cache again.
+            way = "by removing" if recipe.grows_by == "warmup" else "with --overwrite, which removes only"
+            raise DuplicateWriterError(
+                f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
+                f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run "
+                f"that command again to finish it; or discard it {way} {own.url}"
+            ) from error
+    check_writable(own.store)  # now, not after hours of work
+    return own, joined
 
 
 def _build(  # noqa: PLR0913, PLR0917  # one run
     recipe: Recipe,
-    destination: Store,
+    destination: Destination,
     engine: Engine,
     max_rejects: str | int | None,
     overwrite: bool,
     fsync: bool,
     listener: ProgressListener,
 ) -> BuildResult:
-    store, standing = _check(recipe, destination, overwrite)
-    plan, said, base = standing.plan, tuple[str, ...](), recipe.base
-    joined = plan is not None
-    if plan is None:
-        tried = store.try_puts()  # before the draft, which may take hours
-        with store.temporary_folder() as folder:
+    own, joined = _check(recipe, destination, overwrite)
+    said, base = tuple[str, ...](), recipe.base
+    if not joined:
+        tried = own.store.try_puts()  # before the draft, which may take hours
+        with own.store.temporary_folder() as folder:
             with recipe.draft(is_preview=False) as draft:
                 said = (*tried, *draft.warnings)
                 if draft.header is None:
                     assert base is not None, "only a dataset that grows may have all samples already"
                     nothing = _finished_result(base.url, base.manifest)
                     return replace(nothing, skipped=draft.skipped, added=0, rejected={}, warnings=said)
-                check_fits(store, draft.header, sum(split.bytes for split in draft.splits.values()), standing)
-                made = write_plan(folder / "plan", draft.header, draft.tasks)
-            plan = put_plan(store, folder / "plan", made, standing)
-    if plan is None:
-        joined = True
-        plan = join_plan(store, recipe.kind, recipe.source, recipe.identity, overwrite)
-    remove_leftovers(store, plan.header)
-    plan = with_access(plan, recipe.source)
-    result = _run_tasks(recipe, store, plan, engine, max_rejects, joined, fsync, listener)
-    header = plan.header
+                own.check_fits(draft.header, sum(split.bytes for split in draft.splits.values()))
+                plan = write_plan(folder / "plan", draft.header, draft.tasks)
+            joined = not own.put_plan(folder / "plan", plan)
+        if joined:  # another run was faster
+            try:
+                recipe.recognize(own)
+            except DuplicateWriterError as error:
+                if not overwrite:
+                    raise
+                raise own.replaced() from error
+    own.remove_leftovers()
+    own.plan = with_access(own.plan, recipe.source)
+    result = _run_tasks(recipe, own, engine, max_rejects, joined, fsync, listener)
+    header = own.plan.header
     result = replace(
         result,
         warnings=(
@@ -433,7 +422,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
         different=dict(recipe.different),
         listed=header.listed,
     )
-    grown = publish(base, Dataset(store, result.manifest), about, recipe.layout)
+    grown = publish(base, Dataset(own.store, result.manifest), about, recipe.layout)
     return replace(
         result, url=base.url, manifest=grown.manifest, skipped=about.skipped, added=sum(about.records.values())
     )
@@ -441,8 +430,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
 
 def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
     recipe: Recipe,
-    store: Store,
-    plan: Plan,
+    destination: Destination,
     engine: Engine,
     max_rejects: str | int | None,
     joined: bool,
@@ -450,17 +438,18 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
     listener: ProgressListener,
 ) -> BuildResult:
     """Run the tasks of the plan that are not done, then put indexes, rejects and, last of all, the manifest."""
-    start, header = time.monotonic(), plan.header
+    start, plan, store = time.monotonic(), destination.plan, destination.store
+    header = plan.header
     images = header.images
     inputs = images // len(header.variant_numbers)
-    job = Job(f"{recipe.worker}:run", recipe.context(store, plan), f"{recipe.worker}:reach")
+    job = Job(f"{recipe.worker}:run", recipe.context(destination), f"{recipe.worker}:reach")
     try:
-        rejects = Rejects(store, plan.owner, inputs, allowed_rejects(max_rejects, inputs))
+        rejects = Rejects(destination, inputs, allowed_rejects(max_rejects, inputs))
         pending, earlier = list(plan.tasks), 0
         if joined:  # a new plan has no reports
             pending.clear()
             with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-resume") as executor:
-                reports = executor.map(lambda ref: _trusted_report(store, header, ref), plan.tasks)
+                reports = executor.map(lambda ref: _trusted_report(destination, ref), plan.tasks)
                 for ref, report in zip(plan.tasks, reports, strict=True):
                     if report is None:
                         pending.append(ref)
@@ -484,7 +473,7 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
                         )
                         listener(progress)
                     elif isinstance(event, Done):
-                        report = _read_report(store, header, pending[event.number])
+                        report = _read_report(destination, pending[event.number])
                         retries += report.retries
                         rejects.add(report)
                         rejects.check()
@@ -494,9 +483,9 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
                 pass
             raise
         with store.temporary_folder() as folder:
-            manifest, duplicates = _finish(recipe, folder, store, plan, rejects, fsync)
+            manifest, duplicates = _finish(recipe, folder, destination, rejects, fsync)
     except (BuildError, StoreError, DamageError):
-        check_owner(store, plan.owner)  # another run may have removed the objects that are missing
+        destination.check_owner()  # another run may have removed the objects that are missing
         raise
     said = list[str]()
     for name, split in manifest.splits.items():
@@ -521,24 +510,26 @@ def _finished_result(url: str, manifest: Manifest) -> BuildResult:
     return BuildResult(url, manifest, 0.0, images, size_bytes, images, manifest.listed, rejected=dict(manifest.rejects))
 
 
-def _trusted_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report | None:
+def _trusted_report(destination: Destination, ref: TaskRef) -> Report | None:
     """Return the report of a task that an earlier run has done; if it is wrong, discard it and return None."""
-    report = read_report(store, ref, header.run_id)
+    header = destination.plan.header
+    report = destination.read_report(ref, header.run_id)
     if report is None:
         return None
     # A crash of the machine may have kept the report and lost the shards, which were not written to the disk.
     if _is_of_task(report, header, ref) and all(
-        is_stored(store, shard.name, shard.bytes, shard.crc32c) for shard in report.shards
+        destination.is_stored(shard.name, shard.bytes, shard.crc32c) for shard in report.shards
     ):
         return report
-    discard_report(store, report)
+    destination.discard_report(report)
     return None
 
 
-def _read_report(store: Store, header: PlanHeader, ref: TaskRef) -> Report:
+def _read_report(destination: Destination, ref: TaskRef) -> Report:
     """Return the report of a task that is done. Raises TaskError if it is gone or of another task."""
-    report = read_report(store, ref, header.run_id)
-    where = f"{store.url}/{report_name(ref.number)}"
+    header = destination.plan.header
+    report = destination.read_report(ref, header.run_id)
+    where = f"{destination.url}/{report_name(ref.number)}"
     if report is None:
         raise TaskError(
             f"{where}, the report of {ref.name}, is gone although its task was done; nothing was published. Run the "
@@ -607,16 +598,16 @@ class _Totals:
         records = sum(shard.records for found in self.variants.values() for shard in found[0][2])
         return Sizes.of_all(self.heights, self.widths, records)
 
-    def put(self, store: Store, owner: Owner) -> dict[str, Split]:
+    def put(self, destination: Destination) -> dict[str, Split]:
         """Put the digests, if every task has reported them, and the indexes."""
         if self.has_digests and self.digest_bytes:
-            put(store, DIGESTS, self.folder / "digests", owner, self.digest_bytes, self.digest_crc)
+            destination.put(DIGESTS, self.folder / "digests", self.digest_bytes, self.digest_crc)
         splits = dict[str, Split]()
         for split, counts in self.class_counts.items():
             variants = list[Variant]()
             for name, index, shards in self.variants[split]:
                 size_bytes, crc = index.finish()
-                put(store, name, self.folder / name, owner, size_bytes, crc)
+                destination.put(name, self.folder / name, size_bytes, crc)
                 variants.append(Variant(tuple(shards), IndexFile(name, size_bytes, crc)))
             records = sum(shard.records for shard in variants[0].shards)
             splits[split] = Split(records, tuple(counts.tolist()), tuple(variants))
@@ -624,14 +615,15 @@ class _Totals:
 
 
 def _finish(
-    recipe: Recipe, folder: Path, store: Store, plan: Plan, rejects: Rejects, fsync: bool
+    recipe: Recipe, folder: Path, destination: Destination, rejects: Rejects, fsync: bool
 ) -> tuple[Manifest, Duplicates | None]:
     """Put rejects, digests and indexes, and at the end the manifest; `folder` is for temporary files."""
+    plan, store = destination.plan, destination.store
     header, tasks, totals = plan.header, iter(plan.tasks), _Totals(plan.header, folder)
     # Many reports at a time: 100,000 in a bucket, one after the other, would take an hour.
     with ThreadPoolExecutor(_REPORTS_AT_A_TIME, "tpufeed-reports") as executor:
         while block := list(itertools.islice(tasks, _REPORTS_A_BLOCK)):
-            reports = executor.map(lambda ref: _read_report(store, header, ref), block)
+            reports = executor.map(lambda ref: _read_report(destination, ref), block)
             for ref, report in zip(block, reports, strict=True):
                 totals.add(ref.split, report)
     rejected = rejects.put()
@@ -644,7 +636,7 @@ def _finish(
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
-        splits=totals.put(store, plan.owner),
+        splits=totals.put(destination),
         class_names=header.class_names,
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
@@ -656,10 +648,10 @@ def _finish(
         sizes=totals.sizes,
         listed=header.listed,
     )
-    manifest, duplicates = recipe.conclude(store, plan, folder, manifest)
-    remove_leftovers(store, header, manifest)
+    manifest, duplicates = recipe.conclude(destination, folder, manifest)
+    destination.remove_leftovers(manifest)
     # Someone, or a lifecycle rule of a bucket, may have removed files since their tasks were done.
-    lost = find_lost(store, manifest)
+    lost = destination.find_lost(manifest)
     if lost is not None:
         raise BuildError(
             f"{store.url}/{lost} was removed or changed since it was put; nothing was published. Run the same command "
@@ -677,5 +669,5 @@ def _finish(
             raise
         except OSError as error:
             raise StoreError(f"{store.url}/{file.name}: {error.strerror or error}") from error
-    put(store, MANIFEST, encode_manifest(manifest), plan.owner)
+    destination.put(MANIFEST, encode_manifest(manifest))
     return manifest, duplicates

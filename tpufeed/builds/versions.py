@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 from crc32c import crc32c
 
-from tpufeed.builds.commit import check_owner, find_lost, is_stored, put
-from tpufeed.builds.plan import Owner
+from tpufeed.builds.destination import Destination, Owner
 from tpufeed.dataset.index import ITEM, ITEM_BYTES, Offsets
 from tpufeed.dataset.manifest import (
     IndexFile,
@@ -251,7 +250,7 @@ def check_base(base: Dataset) -> None:
     for split in base.manifest.splits.values():
         for variant in split.variants:
             index = variant.index
-            if not is_stored(base.store, index.name, index.bytes, index.crc32c):
+            if not Destination(base.store).is_stored(index.name, index.bytes, index.crc32c):
                 raise ShardError(
                     f"{base.url}/{index.name} does not match the manifest: {index.bytes} bytes of CRC-32C "
                     f"{index.crc32c:08x}. Nothing was changed. Run: {advised('verify', base.url)}"
@@ -275,8 +274,8 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
     if present is not None:  # another run of the same command was faster
         return present
     check_class_names(base, part.manifest.class_names)
-    owner = Owner(run_id, "")
-    check_owner(part.store, owner)
+    built = Destination(part.store, Owner(run_id, ""))
+    built.check_owner()
     pieces = append_layout(base.manifest, part.manifest) if layout is None else layout
     count = len(next(iter(base.manifest.splits.values())).variants)
     with store.temporary_folder() as folder:
@@ -286,13 +285,13 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
         }
     manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
     # One listing of the whole dataset, so that a version with missing files is never published.
-    lost = find_lost(store, manifest)
+    lost = Destination(store).find_lost(manifest)
     if lost is not None:
         raise BuildError(
             f"{store.url}/{lost} is missing or damaged. Version {number} was not published, and version {base.number} "
             f"stays as it was. Run: {advised('verify', store.url)}"
         )
-    return put_version(base, manifest, lambda: check_owner(part.store, owner))
+    return put_version(base, manifest, built.check_owner)
 
 
 def find_published(store: Store, run_id: str) -> Dataset | None:
@@ -313,7 +312,7 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
         data = read_certain(store, MANIFEST, "" if standing is None else standing.version)
         if standing is None or decode_manifest(data, f"{store.url}/{MANIFEST}") != base.manifest:
             raise ObjectChangedError(MANIFEST)
-        put(store, version_name(base.number), data, None)
+        Destination(store).put(version_name(base.number), data)
         check()
         stored = store.put(MANIFEST, encode_manifest(manifest), standing)
     except (ObjectChangedError, ObjectExistsError) as error:
@@ -352,7 +351,7 @@ def _put_index(
 
     size, crc = _read_sound(join)
     name = index_name(split, None if base.manifest.cache is None else variant, base.number + 1)
-    put(base.store, name, path, None, size, crc)
+    Destination(base.store).put(name, path, size, crc)
     return IndexFile(name, size, crc)
 
 

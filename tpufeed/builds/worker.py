@@ -3,7 +3,6 @@
 Builds differ in how they make records, see `TaskContext.write`.
 """
 
-import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -16,15 +15,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tpufeed.builds.commit import Reject, Report, ShardReport, put, put_report, read_report
-from tpufeed.builds.plan import Owner, PlanHeader, Task, TaskRef, read_run_id, read_task
+from tpufeed.builds.destination import Destination, Owner, Reject, Report, ShardReport
+from tpufeed.builds.plan import PlanHeader, Task, TaskRef, read_task
 from tpufeed.dataset.manifest import Markers
-from tpufeed.dataset.naming import PLAN, PROBE, counted
+from tpufeed.dataset.naming import counted
 from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.engines.engine import NOTHING, Progress, ReportProgress
-from tpufeed.errors import ManifestError, ObjectNotFoundError, StoreError
-from tpufeed.storage.store import Store, open_store
+from tpufeed.storage.store import open_store
 
 _PROGRESS_SECONDS = 0.2
 _PULSE_SECONDS = 30.0
@@ -44,7 +42,7 @@ class Output:
     heights: Counter[int] = field(default_factory=Counter)  # images by their height; a cache's have one size
     widths: Counter[int] = field(default_factory=Counter)
     markers: Markers | msgspec.UnsetType = msgspec.UNSET  # restart markers of kept JPEGs
-    digests: bytes | msgspec.UnsetType = msgspec.UNSET  # of the input images, see `build.digests`
+    digests: bytes | msgspec.UnsetType = msgspec.UNSET  # of the input images, see `builds.digests`
     retries: int = 0  # repeated requests for the input
     _done: list[int] = field(default_factory=lambda: [0, 0, 0])  # images, bytes and rejects since the last report
     _due: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_SECONDS)
@@ -102,12 +100,16 @@ class TaskContext(ABC):
     Attributes:
         destination: URL of the destination.
         header: header of the plan.
-        owner: the run that the destination belongs to.
+        owner: the run that the destination belongs to; None if lost files are made again.
     """
 
     destination: str
     header: PlanHeader
-    owner: Owner
+    owner: Owner | None
+
+    def open_destination(self) -> Destination:
+        """Open the destination on this host."""
+        return Destination(open_store(self.destination, follow=False), self.owner)
 
     def check(self) -> None:  # noqa: B027  # most hosts can do the work
         """Raise BuildError on a host that cannot do the work."""
@@ -124,18 +126,19 @@ class TaskContext(ABC):
 def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> None:
     """Make the shards that `ref` refers to."""
     context.check()
-    destination = open_store(context.destination, follow=False)
-    if read_report(destination, ref, context.owner.run_id) is not None:  # another run of the same build was faster
+    destination = context.open_destination()
+    store = destination.store
+    if destination.read_report(ref, context.header.run_id) is not None:  # another run of the same build was faster
         return
-    task, shards = read_task(destination, ref), list[ShardReport]()
-    with destination.temporary_folder() as folder:
+    task, shards = read_task(store, ref), list[ShardReport]()
+    with store.temporary_folder() as folder:
         output, made = make_shards(context, task, folder, report_progress)
         with output.putting(sum(writer.offsets[-1] for writer in output.writers)):
             for name, path, writer in made:
                 size, lengths = writer.offsets[-1], tuple(np.diff(writer.offsets).tolist())
                 full_name = counted(name, len(lengths))
-                stored = put(destination, full_name, path, context.owner, size, writer.crc32c)
-                generation = stored.version if destination.generations else None
+                stored = destination.put(full_name, path, size, writer.crc32c)
+                generation = stored.version if store.generations else None
                 shards.append(ShardReport(full_name, size, writer.crc32c, lengths, generation))
     report = Report(
         task.number,
@@ -144,14 +147,14 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         dict(output.images),
         tuple(output.rejects),
         dict(output.odd),
-        destination.retries + output.retries,
+        store.retries + output.retries,
         markers=output.markers,
         digests=output.digests,
         heights=output.heights,
         widths=output.widths,
     )
     # Last: without its report a task counts as not done, and its shards as orphans.
-    put_report(destination, report, context.owner)
+    destination.put_report(report)
 
 
 def make_shards(
@@ -171,25 +174,6 @@ def make_shards(
 def reach(context: TaskContext, ref: TaskRef) -> dict[str, str]:
     """Return the versions that this host sees of the destination and of the task's files, see `Job.reach`."""
     context.check()
-    destination = open_store(context.destination, follow=False)
-    seen = see_destination(destination, context.header.run_id)
-    return seen | context.see(read_task(destination, ref)) if seen else seen
-
-
-def see_destination(store: Store, run_id: str) -> dict[str, str]:
-    """Return the id of the run whose plan is at the destination, by the plan's URL; nothing if this host sees no plan.
-
-    Raises:
-        StoreError: the store does not answer, or refuses reading or writing.
-    """
-    try:
-        seen = read_run_id(store, run_id)
-    except ObjectNotFoundError:
-        return {}
-    except ManifestError:
-        seen = "unreadable"
-    name = f"{PROBE}-{secrets.token_hex(8)}"
-    probe = store.put(name, b"")
-    with suppress(StoreError):  # the user may be allowed to create objects, but not to remove them
-        store.delete(name, probe.version)
-    return {f"{store.url}/{PLAN}": seen}
+    destination = context.open_destination()
+    seen = destination.see(context.header.run_id)
+    return seen | context.see(read_task(destination.store, ref)) if seen else seen

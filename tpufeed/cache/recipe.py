@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tpufeed.builds.commit import find_finished, find_lost, is_stored, open_part
 from tpufeed.builds.compact import default_shard_bytes
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.digests import Duplicates
 from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, differing_options, read_plan
 from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
@@ -24,7 +24,7 @@ from tpufeed.cache.origin import iter_samples, open_origin
 from tpufeed.cache.worker import Augmenter, CacheContext
 from tpufeed.dataset.listed import Listed
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
-from tpufeed.dataset.naming import check_split_name
+from tpufeed.dataset.naming import check_split_name, part_folder
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.sample import iter_flip_warnings
 from tpufeed.dataset.schema import (
@@ -57,7 +57,6 @@ from tpufeed.images.decoding import decode
 from tpufeed.images.pipeline import Pipeline, check_deterministic
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.recipe import one_hot_bytes
-from tpufeed.storage.store import Store
 
 KIND = "cache warmup"
 SOURCE_VERSION = "source_version"  # option: the version of the source that a cache covers, if the source has grown
@@ -98,13 +97,13 @@ class CacheRecipe(Recipe):
         given = ((check_split_name(name), origin.split(name).records) for name in origin.manifest.splits)
         self.samples = {name: count for name, count in given if count or not origin.manifest.splits[name].records}
 
-    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+    def look(self, destination: Destination, overwrite: bool) -> Dataset | None:
         """Return the cache at the destination if it is this one. A cache of an earlier version of the source grows."""
         self.base, self.is_stale, self._is_behind = None, False, False
         self.before = dict[str, int]()  # samples per split that the cache already has
         self.identity = self.wanted | self.facts
         try:
-            present = find_finished(destination)
+            present = destination.find_finished()
         except DamageError:
             if not overwrite:
                 raise
@@ -143,7 +142,8 @@ class CacheRecipe(Recipe):
         self.base, self.before = present, before
         self.identity |= follows(present)
         try:
-            found = read_plan(open_part(present.store, present.number + 1)).header.options
+            part = Destination(present.store).part(part_folder(present.number + 1))
+            found = read_plan(part.store).header.options
         except (ObjectNotFoundError, DamageError):
             return None
         # Someone began to grow this version of the cache, but from another version of its source.
@@ -263,13 +263,14 @@ class CacheRecipe(Recipe):
         """Return the plan for the present URL of the dataset, whose contents its options name."""
         return at_place(plan, self.source)
 
-    def context(self, store: Store, plan: Plan) -> CacheContext:
+    def context(self, destination: Destination) -> CacheContext:
         """Return the context that all tasks share."""
-        return CacheContext(store.url, plan.header, plan.owner, self.origin, self.options)
+        header, owner = destination.plan.header, destination.owner
+        return CacheContext(destination.url, header, owner, self.origin, self.options)
 
-    def conclude(self, store: Store, plan: Plan, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
+    def conclude(self, destination: Destination, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
         """Add the description of the cache to the manifest."""
-        return msgspec.structs.replace(manifest, cache=self._cache_info(plan.header.input_digest)), None
+        return msgspec.structs.replace(manifest, cache=self._cache_info(destination.plan.header.input_digest)), None
 
     def _cache_info(self, source_digest: str) -> CacheInfo:
         """Return the manifest's entry for the cache of a source with these contents."""
@@ -328,12 +329,13 @@ def _options_of(present: Dataset) -> dict[str, Any]:
 def _is_sound(present: Dataset) -> bool:
     """Return True if the CRCs of all files (up to 2 GB) are right, or if files are lost. A run repairs these."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
-    if find_lost(present.store, present.manifest) is not None:
+    destination = Destination(present.store)
+    if destination.find_lost(present.manifest) is not None:
         return True
     if sum(file.bytes for file in files) > _READ_WHOLE_BYTES:
         return True
     with ThreadPoolExecutor(available_cores(), "tpufeed-verify") as executor:
-        return all(executor.map(lambda file: is_stored(present.store, file.name, file.bytes, file.crc32c), files))
+        return all(executor.map(lambda file: destination.is_stored(file.name, file.bytes, file.crc32c), files))
 
 
 def count_shards(samples: Mapping[str, int], options: CacheOptions, record_bytes: float) -> dict[str, int]:

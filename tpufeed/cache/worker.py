@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpufeed.builds.commit import Reject
+from tpufeed.builds.destination import Reject
 from tpufeed.builds.plan import Task
 from tpufeed.builds.worker import Output, TaskContext, reach, run
 from tpufeed.cache.moving import Mover, encode_pixels

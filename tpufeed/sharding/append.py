@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tpufeed.builds.commit import find_finished
+from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import differing_options
 from tpufeed.builds.run import BuildResult, ProgressListener, run
 from tpufeed.builds.versions import follows
@@ -19,7 +19,6 @@ from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sources.coco import CocoSource
 from tpufeed.sources.options import OPTIONS, POLICIES, ShardOptions
-from tpufeed.storage.store import Store
 
 # Stored options that decide no bytes of records.
 _OF_SOURCE = {"command", "source"} | {name for name, option in OPTIONS.items() if "reads" in option.metadata}
@@ -114,9 +113,9 @@ class AppendRecipe(ShardRecipe):
         super().__init__(src, options or ShardOptions())
         self._asked, self._allow_different, self._given, self._unset = options, allow_different, given, unset
 
-    def look(self, destination: Store, overwrite: bool) -> None:
+    def look(self, destination: Destination, overwrite: bool) -> None:
         """Find the version that the images are added to, and check what can be checked before the source is listed."""
-        base = self.base = find_finished(destination)
+        base = self.base = destination.find_finished()
         if base is None:
             raise DatasetNotFoundError(
                 f"{destination.url} holds no dataset to append to; make one with: "
@@ -131,7 +130,7 @@ class AppendRecipe(ShardRecipe):
                 f"these options differ from those of {base.url}: {'; '.join(differing_options(there, here))}. Nothing "
                 "was changed. Give those of the dataset (tpufeed append takes them by itself), or --allow-different"
             )
-        check_writable(destination)
+        check_writable(destination.store)
         self.identity, self.warnings = options.to_dict() | follows(base), options.warnings
 
     def _inherit(self, base: Dataset) -> ShardOptions:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from tpufeed.builds.commit import Reject
+from tpufeed.builds.destination import Reject
 from tpufeed.builds.item import Item, Label, decode_item
 from tpufeed.builds.versions import join_features
 from tpufeed.dataset.listed import MOST_CLASSES, Listed

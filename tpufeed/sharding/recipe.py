@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufeed._version import __version__
-from tpufeed.builds.commit import Reject, find_finished, find_lost
+from tpufeed.builds.destination import Destination, Reject
 from tpufeed.builds.digests import Duplicates, find_duplicates, report_duplicates
 from tpufeed.builds.item import Item
-from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, find_same_plan, read_plan
+from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, read_plan
 from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
@@ -35,7 +35,7 @@ from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardCont
 from tpufeed.sources.coco_folders import named_splits
 from tpufeed.sources.inputs import Files, files_of, iter_taken
 from tpufeed.sources.options import ShardOptions
-from tpufeed.storage.store import Store, open_store
+from tpufeed.storage.store import open_store
 
 KIND = "shard"
 _logger = logging.getLogger(__name__)
@@ -106,27 +106,28 @@ class ShardRecipe(Recipe):
         self.source = ",".join(named) or self.stores[0].url
         self.identity, self.warnings = options.to_dict(), options.warnings
 
-    def look(self, destination: Store, overwrite: bool) -> Dataset | None:
+    def look(self, destination: Destination, overwrite: bool) -> Dataset | None:
         """Return the dataset at the destination if it is the one that this recipe makes; raise if it is another."""
-        finished = None if overwrite else find_finished(destination)
+        finished = None if overwrite else destination.find_finished()
         if finished is None:
             return None
         try:
-            plan = read_plan(destination)
+            destination.plan = read_plan(destination.store)
         except ObjectNotFoundError:
             raise DatasetExistsError(
                 f"{finished.url} already holds a dataset (see: {advised('info', finished.url)}). Its {PLAN}, which "
                 "would tell whether it is this one, is gone. Nothing was changed; take another destination, or pass "
                 "--overwrite"
             ) from None
-        plan = find_same_plan(destination, plan, KIND, self.source, self.identity, self.follow)
-        if find_lost(destination, finished.manifest) is not None:
+        self.recognize(destination)
+        if destination.find_lost(finished.manifest) is not None:
             return finished  # the run repairs it, also if the source has grown since
         with take_inventory(self.source, self.options) as inventory:
-            if inventory.digest != plan.header.input_digest:
+            header = destination.plan.header
+            if inventory.digest != header.input_digest:
                 raise DatasetExistsError(
                     f"{finished.url} already holds the dataset of this command, but {self.source} has changed since: "
-                    f"{plan.header.images:,} inputs then, {inventory.count:,} now. Nothing was changed. To add the new "
+                    f"{header.images:,} inputs then, {inventory.count:,} now. Nothing was changed. To add the new "
                     f"ones: {advised('append', self.source, finished.url)}. Or take another destination, or pass "
                     "--overwrite to build it again"
                 )
@@ -187,16 +188,17 @@ class ShardRecipe(Recipe):
         _logger.warning("%s, compared with %s, %s", mask_secrets(self.source), before, said)
         return plan if is_same else None
 
-    def context(self, store: Store, plan: Plan) -> ShardContext:
+    def context(self, destination: Destination) -> ShardContext:
         """Return what all tasks share."""
-        return ShardContext(store.url, plan.header, plan.owner, self.options, readable_formats())
+        header, owner = destination.plan.header, destination.owner
+        return ShardContext(destination.url, header, owner, self.options, readable_formats())
 
     def conclude(
-        self, store: Store, plan: Plan, folder: Path, manifest: Manifest
+        self, destination: Destination, folder: Path, manifest: Manifest
     ) -> tuple[Manifest, Duplicates | None]:
         """Report duplicate images."""
         parts = () if self.standing is None else self.standing.parts
-        return manifest, report_duplicates(store, plan, folder, parts)
+        return manifest, report_duplicates(destination, folder, parts)
 
     def judge(self, manifest: Manifest) -> Iterator[str]:
         """Yield warnings of images that are too small or too dark, and of boxes that may be shares or turned."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tpufeed.builds.commit import Reject
+from tpufeed.builds.destination import Reject
 from tpufeed.builds.digests import REJECTED, TAKEN, UNREAD, read_digests
 from tpufeed.builds.item import Item
 from tpufeed.builds.plan import iter_tasks, read_plan

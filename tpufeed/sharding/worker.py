@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpufeed.builds.commit import Reject
+from tpufeed.builds.destination import Reject
 from tpufeed.builds.digests import REJECTED, TAKEN, UNREAD, image_digest
 from tpufeed.builds.item import Item
 from tpufeed.builds.plan import Task
