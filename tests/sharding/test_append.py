@@ -219,7 +219,7 @@ def test_what_was_rejected_is_not_tried_again_whatever_the_first_build_was_given
 
 
 def test_what_was_rejected_is_tried_again_by_another_tpufeed(boxes, tmp_path, monkeypatch):
-    monkeypatch.setattr("tpufeed.sharding.passes.__version__", "99")
+    monkeypatch.setattr("tpufeed.sharding.standing.__version__", "99")
     draw(tmp_path / "im", ["6.png"], 5)
     result = tpufeed.append(table_of(tmp_path, {**boxes, "6.png": GOOD}), tmp_path / "d", workers=1)
     assert (result.added, result.skipped) == (1, 4)

@@ -62,7 +62,7 @@ def test_a_file_spelt_in_two_ways_is_in_one_split_and_listed_twice(small_jpegs, 
     numbers = {split: [Path(item.path).stem for item, _ in inventory.iter_inputs(split)] for split in inventory.splits}
     assert not set(numbers["train"]) & set(numbers["val"])
     assert all(numbers.values())
-    assert inventory.listed_twice == len(small_jpegs) * (len(ways) - 1)
+    assert inventory.listed.listed_twice == len(small_jpegs) * (len(ways) - 1)
 
 
 def test_a_sample_has_no_inputs_that_are_rejected_already(make):

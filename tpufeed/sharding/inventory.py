@@ -32,12 +32,7 @@ from tpufeed.dataset.schema import (
     several_labels,
 )
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
-from tpufeed.sharding.passes import (
-    find_corrected,
-    skip_known,
-    skip_rejected,
-)
-from tpufeed.sharding.standing import StandingDataset
+from tpufeed.sharding.standing import Growth, StandingDataset
 from tpufeed.sources.boxes import FORMATS, mark_boxes
 from tpufeed.sources.columns import ColumnTypes, as_text, encode_values, long_as_text
 from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
@@ -80,16 +75,10 @@ class Inventory:
         totals: for each split: number of inputs, bytes of all their files, and bytes of their paths and columns.
         count: number of inputs.
         digest: identity of all inputs together, whatever their order.
-        skipped: number of inputs that the growing dataset has already.
-        compared_by_size: those of `skipped` that were compared by path and size, as the dataset lacks their digests.
-        renewed: number of inputs whose path is in the dataset with other content.
-        corrected: number of inputs that the dataset has, but of which the source says something else now.
-        first_corrected: the first of them.
-        rejected_before: number of inputs left out because the dataset rejected them before and they have not changed.
-        listed_twice: number of rows that name a file which another row names as well, in any spelling.
+        growth: what a growing dataset has of them already; None for a new dataset.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of `rejects`.
-        database: has a line for each input, and what `passes` find out about it.
+        database: has a line for each input.
     """
 
     ORDER = "path, bytes, version, label, file, offset, rest"  # sorts inputs with the same key
@@ -104,8 +93,6 @@ class Inventory:
             UnavailableError, AccessError: its store does not answer, refuses, or returns other bytes each time.
         """
         self.base, self.options, self.standing = source.base, options, standing
-        self.skipped, self.compared_by_size, self.renewed = 0, 0, 0
-        self.rejected_before, self.corrected, self.first_corrected = 0, 0, ""
         # No journal and no commit: the file is useless after a crash. The cache also bounds the memory of sorting.
         self.database = sqlite3.connect(folder / "inventory.sqlite")
         self.database.executescript(
@@ -127,6 +114,7 @@ class Inventory:
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
+        self.growth = None if standing is None else Growth(standing, self.database, self.base)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, options.box_columns or ())
@@ -159,9 +147,9 @@ class Inventory:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
         contents = source.contents.merge(options)
         taken = labels
-        if standing is not None:
-            skip_known(self, standing)
-            if self.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
+        if self.growth is not None:
+            self.growth.skip_known()
+            if self.growth.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
                 # What only skipped rows have would become classes and lengths without a sample.
                 taken = self._count_left(types, list_lengths)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
@@ -175,12 +163,13 @@ class Inventory:
             *(() if has_outlines else ("no object has an outline, only a box: all masks are empty",)),
             *(() if shares is None or options.splits is not None else types.iter_split_warnings()),
         )
-        if standing is not None:
-            find_corrected(self)
-            skip_rejected(self)
+        if self.growth is not None:
+            listed = self.listed_classes
+            self.growth.find_corrected(partial(self.identify, classes=listed), listed.names, self.features)
+            self.growth.skip_rejected(self.identify, self.classes.names, options.to_dict())
         self._sum_up()
-        self._look_at_each(source.spells_files)
-        said = tuple(self._iter_repeats(contents.boxes, source)) if source.spells_files and self.listed_twice else ()
+        listed_twice = self._look_at_each(source.spells_files)
+        said = tuple(self._iter_repeats(contents.boxes, source)) if source.spells_files and listed_twice else ()
         said = said or tuple(self._iter_plain_boxes(source))
         self.listed = Listed(
             kind=source.what,
@@ -195,9 +184,14 @@ class Inventory:
             first_box=first_box,
             images_from=mask_secrets(url_identity(source.images_from)),
             ignored_files=dict(found.ignored_files),
-            listed_twice=self.listed_twice,
+            listed_twice=listed_twice,
             warnings=(*warnings, *said),
         )
+
+    @property
+    def skipped(self) -> int:
+        """Number of inputs that the growing dataset has already."""
+        return 0 if self.growth is None else self.growth.skipped
 
     def _format_labels(self, source: Source, is_fixed: bool) -> str:
         """Return where labels come from, and what their ids are."""
@@ -234,13 +228,16 @@ class Inventory:
                 types.count(item.values)
         return labels
 
-    def _look_at_each(self, by_file: bool) -> None:
-        """Find rejects, inputs that are listed twice, and the digest, in one pass in the order of the paths."""
-        self.rejects, self.first_rejects, self.listed_twice = Counter[str](), list[Reject](), 0
+    def _look_at_each(self, by_file: bool) -> int:
+        """Find rejects and the digest in one pass in the order of the paths. Return how many inputs are listed twice.
+
+        That is the number of rows that name a file which another row names as well, in any spelling.
+        """
+        self.rejects, self.first_rejects, listed_twice = Counter[str](), list[Reject](), 0
         digest, last = hashlib.blake2b(digest_size=16), None
         for (line,) in self.query(f"SELECT item FROM inputs ORDER BY {self.ORDER}"):
             item = self.identify(line)
-            self.listed_twice += item.path == last
+            listed_twice += item.path == last
             last = item.path
             if item.problem is not None:
                 self.rejects[item.problem[0]] += 1
@@ -250,7 +247,8 @@ class Inventory:
         self.digest = digest.hexdigest()
         if by_file and self.query("SELECT 1 FROM inputs WHERE file != '' LIMIT 1").fetchone():
             each = f"SELECT COUNT(*) AS rows FROM inputs GROUP BY {_FILE}"
-            (self.listed_twice,) = self.query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
+            (listed_twice,) = self.query(f"SELECT SUM(rows - 1) FROM ({each})").fetchone()
+        return listed_twice
 
     def _iter_plain_boxes(self, source: Source) -> Iterator[str]:
         """Yield a warning of columns that look like boxes, which are stored as plain numbers."""

@@ -29,7 +29,6 @@ from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, 
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.policy import DEEP_BITS, bits_used
 from tpufeed.sharding.inventory import Inventory, take_inventory
-from tpufeed.sharding.passes import iter_growth_warnings
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext
 from tpufeed.sources.coco_folders import named_splits
@@ -142,7 +141,7 @@ class ShardRecipe(Recipe):
         """List the source into a file, and plan in constant memory."""
         options, probed = self.options, list[tuple[Item, Probed | ImageError]]()
         with take_inventory(self.source, options, self.standing) as inventory:
-            said = [] if self.standing is None else list(iter_growth_warnings(inventory))
+            said = [] if inventory.growth is None else list(inventory.growth.iter_warnings())
             if not inventory.count:  # the growing dataset has all of them
                 yield Draft(header=None, skipped=inventory.skipped, warnings=tuple(said))
                 return
