@@ -6,8 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import tpufeed
-
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<!e\.g)\. (?=[A-Z\"`])")
 _REFERENCE = re.compile(r"^as for `|\b(?:as in|see) `tpufeed\.")
@@ -17,7 +15,7 @@ _REFERENCE = re.compile(r"^as for `|\b(?:as in|see) `tpufeed\.")
 def read_args(place: str) -> dict[str, str]:
     """Return the text of each argument in the docstring of a function or class, like "sharding.build:shard"."""
     module, _, name = place.partition(":")
-    tree = ast.parse((Path(tpufeed.__file__).parent / f"{module.replace('.', '/')}.py").read_bytes())
+    tree = ast.parse((Path(__file__).parents[1] / f"{module.replace('.', '/')}.py").read_bytes())
     found = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name)
     _, _, listed = (ast.get_docstring(next(found)) or "").partition("s:\n    ")  # Args: or Attributes:
     return {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(f"    {listed}".partition("\n\n")[0])}
