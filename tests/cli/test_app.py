@@ -32,6 +32,7 @@ def test_the_same_flag_takes_the_same_value_everywhere():
 
 def test_no_help_has_what_rich_makes_a_picture_of():
     for context in COMMANDS.values():
+        context.command.get_help(context)
         texts = [context.command.help, *(param.help for param in context.command.get_params(context))]
         assert [text for text in texts if text and Emoji.replace(text) != text] == []
     assert Emoji.replace(":mask:") != ":mask:"
@@ -67,6 +68,7 @@ def test_each_flag_is_a_parameter_of_what_the_command_calls(name, function, own)
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_all_flags_have_help(name):
+    COMMANDS[name].command.get_help(COMMANDS[name])
     for param in COMMANDS[name].command.get_params(COMMANDS[name]):
         assert re.search(r"\w.*[.)]$", param.help), param.name
         assert not re.search(r"`tpufeed\.|^as |[Dd]efault: ", param.help), param.name

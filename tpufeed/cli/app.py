@@ -32,10 +32,11 @@ class _Command(TyperCommand):
     """A command whose help shows no type behind a flag (newer releases of typer show `<bool>`)."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params = _without_types(super().get_params(ctx))
-        if not ctx.resilient_parsing:  # shells take each line of a help for another completion
-            describe(params, _DOCUMENTED.get(self.name or "", ""))
-        return params
+        return _without_types(super().get_params(ctx))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        describe(self.get_params(ctx), _DOCUMENTED.get(self.name or "", ""))
+        super().format_help(ctx, formatter)
 
 
 class _Group(TyperGroup):
