@@ -34,14 +34,14 @@ class Figures(NamedTuple):
     earlier: float = 0
 
 
-class Work(Protocol):
-    """Progress of some work, as its listeners get it."""
+class HasFigures(Protocol):
+    """Progress, as listeners get it."""
 
     def figures(self, seconds: float) -> Figures:
         """Return the state after this many seconds."""
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=HasFigures)
 
 
 @contextmanager
