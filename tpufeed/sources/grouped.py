@@ -18,11 +18,7 @@ from tpufeed.builds.item import Item
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import BOX, ShardOptions
-from tpufeed.sources.source import (
-    Contents,
-    Found,
-    Place,
-)
+from tpufeed.sources.source import Contents, Found, Place
 from tpufeed.sources.table import Change, Record, Row, TableColumns, TableSource, is_missing, text_of
 from tpufeed.storage.local import temporary_folder
 from tpufeed.text import format_names, format_value
