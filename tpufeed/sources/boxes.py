@@ -159,18 +159,18 @@ class BoxMover:
         return max(numbers, default=2) <= 1
 
     def move(
-        self, features: Mapping[str, Feature], source: tuple[int, int], stored: Geometry
+        self, features: Mapping[str, Feature], size: tuple[int, int], stored: Geometry
     ) -> tuple[dict[str, Feature], _Bools, int]:
         """Return the features of a sample with boxes and keypoints moved, which boxes are kept, and how many clipped.
 
-        `source` is the height and width of the image that their numbers refer to. `stored` maps it to the stored one. A
+        `size` is the height and width of the image that their numbers refer to. `stored` maps it to the stored one. A
         box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it. A box is clipped
         silently if it reaches at most 2 pixels beyond the image.
 
         Raises:
             ImageError: bad_box: a box or keypoint is impossible. Names column and value.
         """
-        height, width = source
+        height, width = size
         scale = np.array([width, height], np.float64) if self.is_relative else np.ones(2)
         moved, kept, clipped = dict(features), np.ones(0, np.bool_), 0
         for spec in self._points:
