@@ -71,12 +71,12 @@ class Mover:
         height, width = image.shape[:2] if isinstance(image, np.ndarray) else seen_size(image, upright)
         for drawn in draws:
             find_geometry = partial(self._pipeline.geometry, height, width, drawn)
-            sample = ParsedSample(features, where, self._specs, find_geometry, 0.0, upright=upright)
+            sample = Sample(features, where, self._specs, find_geometry, 0.0, upright=upright)
             made = ((spec.name, self._feature(spec, sample, drawn)) for spec in self._moving)
             entries.append(b"".join(encode_entry(name, feature) for name, feature in made))
         return entries
 
-    def _feature(self, spec: FeatureSpec, sample: ParsedSample, draws: Sequence[Draws]) -> Feature:
+    def _feature(self, spec: FeatureSpec, sample: Sample, draws: Sequence[Draws]) -> Feature:
         if spec.kind == "image":
             found = sample.values(spec)
             if len(found) != 1:

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,9 +37,6 @@ from tpufeed.tfrecord.example import (
 )
 from tpufeed.tfrecord.layout import ScalarEntry
 
-if TYPE_CHECKING:
-    pass
-
 _FILENAME_ENTRY = ScalarEntry(FILENAME, "bytes")
 
 
@@ -47,7 +44,7 @@ class OriginSample(NamedTuple):
     """A sample before its ops.
 
     Attributes:
-        number: its id within the split of the source, also if that is a view; it decides the random numbers.
+        number: its id within the split of the source, also if that is a view. It decides the random numbers.
         name: its name in messages.
         image: encoded image, or uint8 RGB pixels. Upright, unless the manifest says otherwise.
         label: the id of its class, or None.
@@ -74,7 +71,8 @@ def iter_samples(origin: Dataset, header: PlanHeader, task: Task) -> Generator[O
     shape = origin.manifest.tensor_shape
     keys = {feature.name: feature.key for feature in features[1:]}
     moving = {feature.name for feature in features[1:] if moves(feature)}
-    own = {*fixed_ints(header.features), *made_anew(header), *moving}
+    # Features that the cache does not take from its origin.
+    own = {*fixed_ints(header.features), *moving, FORMAT, SIZE, ONE_HOT, *((TEXT,) if header.are_counted else ())}
     # The key of each feature in the cache and in the source.
     kept = {f.key: keys[f.name] for f in header.features[1:] if f.name in keys and f.name not in own}
     filename = next((f.key for f in header.features if f.name == FILENAME), FILENAME)
@@ -107,11 +105,6 @@ def iter_samples(origin: Dataset, header: PlanHeader, task: Task) -> Generator[O
         yield OriginSample(number, name, pixels, label, rest, labels=labels, moving=parsed)
 
 
-def made_anew(header: PlanHeader) -> frozenset[str]:
-    """Return the features that a cache does not take from its source, besides the fixed integers."""
-    return frozenset({FORMAT, SIZE, ONE_HOT, *((TEXT,) if header.are_counted else ())})
-
-
 def open_origin(src: str | Path | Dataset, allow_augmented: bool) -> Dataset:
     """Open the dataset at `src`, if it is not open yet.
 
@@ -124,7 +117,7 @@ def open_origin(src: str | Path | Dataset, allow_augmented: bool) -> Dataset:
     if dataset is None:
         if store.stat(PLAN) is not None:
             raise DatasetNotFoundError(
-                f"{store.url} holds an unfinished dataset; run its command again to finish it first"
+                f"{store.url} holds an unfinished dataset. Run its command again to finish it first"
             )
         raise DatasetNotFoundError(
             f"{store.url} holds no dataset: there is no {MANIFEST}. To warm raw images, make a dataset of them first: "
