@@ -29,5 +29,5 @@ def test_what_duplicates_spoil_is_said():
     assert said() == ()
     (crossing,) = said(crossing={"val": Overlap(1, 2_000, ("test", "train"))})
     assert crossing.startswith("1 of 2,000 images of val is in test and train as well, byte for byte: see u.")
-    assert said(labels=3) == ("equal images that have different labels: 3; see u",)
-    assert said(images=4)[0].endswith("4; see u")
+    assert said(labels=3) == ("equal images that have different labels: 3. See u",)
+    assert said(images=4)[0].endswith("4. See u")

@@ -264,4 +264,4 @@ def test_what_is_logged_is_an_event_too(run, photo_folder, dataset_url, tmp_path
     assert done.returncode == 0, done.stderr
     warnings = [event for event in events_of(done.stderr) if event["event"] == "warning"]
     assert len(warnings) == 1
-    assert "000001.json is damaged; its task runs again" in warnings[0]["message"]
+    assert "000001.json is damaged. Its task runs again" in warnings[0]["message"]

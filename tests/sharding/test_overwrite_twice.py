@@ -137,7 +137,7 @@ def test_a_build_that_is_overwritten_at_any_step_publishes_nothing_and_breaks_no
         url = fresh()
         result, _ = steps.run(first(url), at, second(url))
         if isinstance(result, BuildError):
-            assert "another run with --overwrite has replaced this build; nothing of it was published" in str(result)
+            assert "another run with --overwrite has replaced this build. Nothing of it was published" in str(result)
             lost += 1
         else:
             assert isinstance(result, DuplicateWriterError) == (seed == 1), (at, result)

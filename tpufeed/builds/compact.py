@@ -45,7 +45,7 @@ class CompactResult(Summary):
         url: URL of the dataset.
         version: its number now.
         shards_before: number of shards of all splits and variants before.
-        shards: their number now; the same if there was nothing to join.
+        shards: their number now, the same if there was nothing to join.
         copied_bytes: size of the shards that were written.
         seconds: time that it took.
     """
@@ -101,7 +101,7 @@ def compact(  # noqa: PLR0913  # the public face
 
     Args:
         url: URL of the dataset.
-        overwrite: discard the remains of an interrupted append or compaction; nothing else is removed.
+        overwrite: discard the remains of an interrupted append or compaction. Nothing else is removed.
         fsync: write the new shards to the disk before the manifest.
         workers: number of processes. Default: one per core, fewer with little memory.
         engine: what runs the tasks, as in `tpufeed.shard`.
@@ -111,9 +111,9 @@ def compact(  # noqa: PLR0913  # the public face
     Raises:
         DatasetNotFoundError: there is no dataset.
         OptionError: it was adopted, so its shards belong to another program.
-        DuplicateWriterError: an append is running, or was interrupted; nothing was changed.
-        RecordError, ShardError: a record is damaged; no version was published.
-        TaskError, BuildError: the work failed; finished work stays, and the same call continues.
+        DuplicateWriterError: an append is running, or was interrupted. Nothing was changed.
+        RecordError, ShardError: a record is damaged. No version was published.
+        TaskError, BuildError: the work failed. Finished work stays, and the same call continues.
     """
     start, recipe = time.monotonic(), Compaction()
     result = run_recipe(
@@ -138,18 +138,18 @@ def compact(  # noqa: PLR0913  # the public face
 
 
 class Compaction(Recipe):
-    """The recipe of `compact`; its dataset is found by `look`."""
+    """The recipe of `compact`. `look` finds its dataset."""
 
     kind = grows_by = COMPACT
     verb = "compacting"
     worker = "tpufeed.builds.worker"
 
     def look(self, destination: Destination, overwrite: bool) -> Dataset | None:
-        """Look at the dataset; it is finished if there are no small shards to join."""
+        """Look at the dataset. It is finished if there are no small shards to join."""
         base = destination.find_finished()
         if base is None:
             raise DatasetNotFoundError(
-                f"{destination.url} holds no dataset to compact; make one with: {advised('shard', 'PHOTOS', 'DATASET')}"
+                f"{destination.url} holds no dataset to compact. Make one with: {advised('shard', 'PHOTOS', 'DATASET')}"
             )
         manifest = self.manifest = base.manifest
         if manifest.options.get("command") == "adopt" or manifest.data_url is not None:
@@ -228,7 +228,7 @@ class Compaction(Recipe):
                     raise BuildError(
                         f"{destination.url}/{shards[0].name}: reads of {self._base.url}/{old.shards[run.start].name} "
                         "or of shards after it returned other records than were asked for. Nothing was published. Look "
-                        "for a fault of the store or of a proxy; then run the same command again"
+                        "for a fault of the store or of a proxy, then run the same command again"
                     )
         return msgspec.structs.replace(manifest, cache=self.manifest.cache), None
 

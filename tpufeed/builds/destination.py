@@ -68,7 +68,7 @@ class Reject(msgspec.Struct, frozen=True):
 class ShardReport(msgspec.Struct, frozen=True):
     """A shard at the destination.
 
-    `lengths` has the sizes of its records, with framing; `generation` is the object's, if the store has generations.
+    `lengths` has the sizes of its records, with framing. `generation` is the object's, if the store has generations.
     """
 
     name: str
@@ -82,8 +82,8 @@ class Report(msgspec.Struct, frozen=True):
     """Result of a task: a shard for each variant, and the rejects.
 
     `images` counts images by how they were stored, `odd` the odd cases that a policy dealt with, `markers` the restart
-    markers of kept JPEGs, `retries` repeated requests to stores. `run_id` is the plan's; `digests` has the digests of
-    the source images, see `builds.digests`. `checksum` is the CRC-32C of the encoded report with checksum 0; only a
+    markers of kept JPEGs, `retries` repeated requests to stores. `run_id` is the plan's. `digests` has the digests of
+    the source images, see `builds.digests`. `checksum` is the CRC-32C of the encoded report with checksum 0. Only a
     stored report has one.
     """
 
@@ -124,7 +124,7 @@ class Destination:
 
     Attributes:
         store: the store of the dataset, or of the part that a growing dataset gets.
-        owner: the run that should own the store; None for files that any run may put.
+        owner: the run that should own the store. None for files that any run may put.
         plan: the plan of the build, once it was found, put or joined.
         old: objects that a build with --overwrite removes, see `find_build`.
         foreign: names of all other files, if there is no plan to continue.
@@ -165,7 +165,7 @@ class Destination:
         room = None if free is None else free + sum(info.size_bytes for info in old)
         if room is not None and size_bytes > room:
             raise BuildError(
-                f"{self.url} has room for {room / 1e6:,.1f} MB; the shards will take about {size_bytes / 1e6:,.1f} MB. "
+                f"{self.url} has room for {room / 1e6:,.1f} MB. The shards will take about {size_bytes / 1e6:,.1f} MB. "
                 "Nothing was changed. Make room, take another destination, or store smaller images"
             )
         if not self.foreign:
@@ -178,7 +178,7 @@ class Destination:
             taken = [name for name in taken if name not in known and self.store.stat(name) is not None]
         if taken and (old or self.store.stat(PLAN) is None):
             raise DuplicateWriterError(
-                f"{self.url} holds {taken[0]} ({len(taken)} such files), which no known build has put there; take "
+                f"{self.url} holds {taken[0]} ({len(taken)} such files), which no known build has put there. Take "
                 "another destination or remove them"
             )
 
@@ -231,7 +231,7 @@ class Destination:
         except DamageError as error:
             if not names:
                 raise DatasetExistsError(
-                    f"{error}. Nothing was changed; if it is no longer needed, remove {self.url} by hand"
+                    f"{error}. Nothing was changed. If it is no longer needed, remove {self.url} by hand"
                 ) from error
             _logger.warning("a manifest that cannot be read will be removed: %s", error)
             dataset = None
@@ -254,7 +254,7 @@ class Destination:
         return [present[name] for name in dict.fromkeys((*names, *reports, PLAN)) if name in present]
 
     def find_finished(self) -> Dataset | None:
-        """Return the dataset that is there; None if an interrupted --overwrite still has to remove it.
+        """Return the finished dataset that is there, unless an interrupted --overwrite still has to remove it.
 
         Raises:
             ManifestError: its manifest cannot be understood.
@@ -267,7 +267,7 @@ class Destination:
         return find_dataset(self.store)
 
     def _noted_names(self, present: Mapping[str, ObjectInfo]) -> dict[str, str]:
-        """Return the names in the plan and in notes of removals, with the versions to remove; "" means any."""
+        """Return the names in the plan and in notes of removals, with the versions to remove. "" means any version."""
         noted: dict[str, str] = {}
         with suppress(ObjectNotFoundError, DamageError):
             outputs = read_plan(self.store).header.output_names
@@ -302,7 +302,7 @@ class Destination:
             run_id = read_run_id(self.store, self.owner.run_id)
         except (ObjectNotFoundError, DamageError):
             raise BuildError(
-                f"{self.url}/{PLAN}, the plan of this build, is gone or damaged; nothing was published. Run the same "
+                f"{self.url}/{PLAN}, the plan of this build, is gone or damaged. Nothing was published. Run the same "
                 "command again, with --overwrite if it finds files in the way"
             ) from None
         if run_id != self.owner.run_id:
@@ -311,11 +311,11 @@ class Destination:
     def replaced(self) -> BuildError:
         """Return the error for a build that has lost its destination."""
         return BuildError(
-            f"{self.url}: another run with --overwrite has replaced this build; nothing of it was published"
+            f"{self.url}: another run with --overwrite has replaced this build. Nothing of it was published"
         )
 
     def see(self, run_id: str) -> dict[str, str]:
-        """Return the run whose plan this host sees there, by the plan's URL; nothing if it sees no plan.
+        """Return the run whose plan this host sees, by the plan's URL, or an empty dict if it sees no plan.
 
         Raises:
             StoreError: the store does not answer, or refuses reading or writing.
@@ -384,7 +384,7 @@ class Destination:
             return {}
 
     def put(self, name: str, content: bytes | Path, size_bytes: int = 0, crc: int = 0) -> ObjectInfo:
-        """Put an object of a build. An object of this name with the same bytes stays; any other one is replaced.
+        """Put an object of a build. An object of this name with the same bytes stays. Another one is replaced.
 
         A replaced shard is an orphan: its task was interrupted before its report, perhaps with another version of a
         decoder. All other files follow from the reports.
@@ -394,8 +394,8 @@ class Destination:
             content: its bytes, or a local file of `size_bytes` bytes with CRC-32C `crc`.
 
         Raises:
-            BuildError: the destination belongs to another run afterwards, and the object was removed again; or the
-                object keeps changing.
+            BuildError: the destination belongs to another run afterwards, and the object was removed again.
+            BuildError: the object keeps changing.
         """
         if isinstance(content, bytes):
             size_bytes, crc = len(content), crc32c(content)
@@ -433,7 +433,7 @@ class Destination:
         self.put(report_name(report.task), msgspec.json.encode(sealed))
 
     def read_report(self, task: TaskRef, run_id: str) -> Report | None:
-        """Return the report of a task of the plan `run_id`; None if there is none, or it cannot be read."""
+        """Return the report of a task of the plan `run_id`, or None if it is missing or damaged."""
         name, data = report_name(task.number), b""
         for _ in range(READS):
             try:
@@ -445,7 +445,7 @@ class Destination:
                 continue
             if report.checksum == checksum(report):
                 return report if report.run_id == run_id else None  # None: it belongs to a replaced build
-        _logger.warning("%s/%s is damaged; its task runs again", mask_secrets(self.url), name)
+        _logger.warning("%s/%s is damaged. Its task runs again", mask_secrets(self.url), name)
         self._discard(name, data)
         return None
 

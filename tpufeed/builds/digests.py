@@ -84,9 +84,9 @@ class Duplicates:
             for split, found in self.crossing.items()
         ]
         if self.labels:
-            said.append(f"equal images that have different labels: {self.labels:,}; see {self.report}")
+            said.append(f"equal images that have different labels: {self.labels:,}. See {self.report}")
         if self.images:
-            said.append(f"images with the same bytes as another one of the dataset: {self.images:,}; see {self.report}")
+            said.append(f"images with the same bytes as another one of the dataset: {self.images:,}. See {self.report}")
         return tuple(said)
 
 
@@ -104,7 +104,7 @@ def read_digests(store: Store, inputs: int) -> InputDigests | None:
         return None
     if found.size_bytes != inputs * _ENTRY_BYTES:  # checked before reading: a file may be a hole of terabytes
         raise ManifestError(
-            f"{store.url}/{DIGESTS} has {found.size_bytes} bytes; {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The "
+            f"{store.url}/{DIGESTS} has {found.size_bytes} bytes. {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The "
             "file is damaged: remove it to compare images by path and size"
         )
     entries = np.frombuffer(read_certain(store, DIGESTS, found.version), np.uint8).reshape(inputs, _ENTRY_BYTES)
@@ -112,7 +112,7 @@ def read_digests(store: Store, inputs: int) -> InputDigests | None:
 
 
 class SeenImage(msgspec.Struct, frozen=True):
-    """One of several equal images; `part` is the folder of the version that has added it."""
+    """One of several equal images. `part` is the folder of the version that has added it."""
 
     path: str
     split: str
@@ -131,7 +131,7 @@ _EQUAL_IMAGES = msgspec.json.Decoder(EqualImages)
 
 
 class _ComparedBuild(NamedTuple):
-    """A build whose images are compared; `folder` is the folder of the version that it added."""
+    """A build whose images are compared. `folder` is the folder of the version that it added."""
 
     folder: str
     store: Store
@@ -158,10 +158,10 @@ class _Tally:
                 self.others[split] |= splits.keys() - {split}
 
     def sum_up(self, store: Store, records: dict[str, int]) -> Duplicates | None:
-        """Return the sums; `records` has the number of images of each split."""
+        """Return the sums. `records` has the number of images of each split."""
         if not self.groups:
             return None
-        # One split is for training, by its name, else by its size; the others are for measuring.
+        # One split is for training, by its name, else by its size. The others measure.
         mentioned = {split: splits_mentioned([split]) for split in records}
         named = [split for split, words in mentioned.items() if "train" in words]
         others = [split for split, words in mentioned.items() if not words]
@@ -178,7 +178,7 @@ class _Tally:
 def report_duplicates(
     destination: Destination, folder: Path, standing: Sequence[tuple[str, Store]] = ()
 ) -> Duplicates | None:
-    """Put the report of a build's duplicate images, and return its sums; None if there are none.
+    """Put the report of a build's duplicate images, and return its sums, or None if there are none.
 
     Groups without a new image are left out.
 
@@ -229,7 +229,7 @@ def report_duplicates(
 
 
 def find_duplicates(dataset: Dataset) -> Duplicates | None:
-    """Return the duplicates that the build of a dataset has reported; None without a readable report."""
+    """Return the duplicates that the build of a dataset has reported, or None without a readable report."""
     tally = _Tally()
     try:
         with open_object(dataset.store, DUPLICATES) as file:
@@ -246,7 +246,7 @@ def find_duplicates(dataset: Dataset) -> Duplicates | None:
 def _find_images(
     parts: Sequence[_ComparedBuild], places: npt.NDArray[np.int64], records: Counter[str]
 ) -> dict[int, SeenImage]:
-    """Return the images at some places among the digests of all parts; count the images of each split in `records`."""
+    """Return the images at some places among the digests of all parts. Count the images of each split in `records`."""
     wanted, images, at = iter(np.sort(places).tolist()), dict[int, SeenImage](), 0
     due = next(wanted, None)
     for folder, store, plan, found in parts:

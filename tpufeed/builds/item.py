@@ -15,10 +15,10 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         file: its file: a name below the plan's `base`, an absolute path or a URL.
-        bytes: size of the image; for a row of Parquet an estimate, which is never compared.
+        bytes: size of the image. An estimate for a row of Parquet, which is never compared.
         version: version of its file: equal means unchanged.
         offset: first byte of the image in the file.
-        row: row in a Parquet file, from 0; None for an image whose bytes are in one piece.
+        row: row in a Parquet file, from 0. None for an image whose bytes are in one piece.
         leaf: column of bytes in the Parquet file.
     """
 
@@ -34,9 +34,9 @@ class Outline(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The outline of one object: polygons, or a mask in COCO's compressed run lengths.
 
     Attributes:
-        polygons: x, y, x, y ... of each polygon, in pixels of the image that boxes refer to; or in shares of its sides,
+        polygons: x, y, x, y ... of each polygon, in pixels of the image that boxes refer to, or in shares of its sides,
             if boxes are.
-        counts: the compressed run lengths of a mask; empty for polygons.
+        counts: the compressed run lengths of a mask. Empty for polygons.
         size: height and width of that mask.
         is_crowd: it surrounds several objects that are not told apart.
     """
@@ -48,29 +48,29 @@ class Outline(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sample. Its source gives the first fields; the build adds the last four once all items are listed.
+    """One sample. Its source gives the first fields. The build adds the last four once all items are listed.
 
     Attributes:
         path: its name, from which the global order, its split and `image/filename` follow. A URL has no signature and
             no secrets, see `errors.url_identity`.
-        bytes: size of its image; for a row of Parquet an estimate, which is never compared.
+        bytes: size of its image. An estimate for a row of Parquet, which is never compared.
         version: version of its file: equal means unchanged, see `storage.store.ObjectInfo`.
-        label_name: the name or id of its class in the source, or several; None without a label.
+        label_name: the name or id of its class in the source, or several. None without a label.
         split: its split, if the source has splits.
         file: the file of its bytes, if not `path` below the plan's `base`. A URL in a table is kept unchanged, since a
             killed build continues from here.
         offset: first byte of the image in the file.
         values: further values in the source, by name.
         problem: why it is rejected without being read, as (reason code, message).
-        images: its further images, in the order of their features; empty if one of them is missing.
+        images: its further images, in the order of their features. Empty if one of them is missing.
         outlines: the outlines of its objects, one for each box and label in turn, if the build makes masks of them.
         group: items of a group are neighbours in the global order, as they are read together.
         pixels: height and width of the image that boxes and keypoints refer to, if the source has them.
         row: row in a Parquet file, from 0.
         leaf: column of bytes in the Parquet file.
         label: id of its class, or -1.
-        labels: ids of its classes, in a dataset whose samples have several; then `label` is -1.
-        columns: `values` as the plan holds them, in the order of the header's features; bytes in base64.
+        labels: ids of its classes, in a dataset whose samples have several. Then `label` is -1.
+        columns: `values` as the plan holds them, in the order of the header's features, with bytes in base64.
     """
 
     path: str

@@ -74,7 +74,7 @@ _END = msgspec.json.Decoder(_End)
 class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Data that all tasks share. `kind`, `source` and `options` are the plan's identity: they decide every byte.
 
-    `splits` has the number of shards of each split; `variants` is None if there is only one, without a number. Files of
+    `splits` has the number of shards of each split. `variants` is None if there is only one, without a number. Files of
     inputs are relative to `base`. `source` and `base` hold no secret of a URL, see `with_access`.
     """
 
@@ -91,11 +91,11 @@ class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
     base: str = ""
     images: int  # inputs of all tasks, once for each variant
     skipped: int = 0  # inputs of an append that are in the dataset already
-    listed: Listed = UNLISTED  # what the source was taken for; a run that continues says it again
+    listed: Listed = UNLISTED  # what the source was taken for. A run that continues says it again
     tool_version: str = ""  # another version may take inputs that this one has rejected
 
     def shard_names(self, task: _TaskHead) -> list[str]:
-        """Return the shards that a task makes, one per variant; see `naming.counted` for names with counts."""
+        """Return the shards that a task makes, one per variant. See `naming.counted` for names with counts."""
         name = kaggle_shard_name if self.are_counted else shard_name
         return [name(task.split, variant, task.shard, task.shards) for variant in self.variant_numbers]
 
@@ -203,7 +203,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
     version = _FIELDS.decode(first).get("plan_version")
     if version != PLAN_VERSION:
         raise ManifestVersionError(
-            f"{where}: plan version {version}; this tpufeed continues only version {PLAN_VERSION}. Finish the build "
+            f"{where}: plan version {version}. This tpufeed continues only version {PLAN_VERSION}. Finish the build "
             "with the tpufeed that began it, or take another destination"
         )
     header = _HEADER.decode(first)
@@ -239,7 +239,7 @@ def _read_plan(file: BinaryIO, where: str) -> Plan:
         raise ValueError(f"it is cut off after {len(refs)} of {sum(header.splits.values())} tasks")
     end = _END.decode(last)
     if end.crc32c != crc:
-        raise ValueError(f"its CRC-32C is {crc:#010x}; {end.crc32c:#010x} was written")
+        raise ValueError(f"its CRC-32C is {crc:#010x}, and {end.crc32c:#010x} was written")
     return Plan(header, tuple(refs))
 
 
@@ -267,7 +267,7 @@ def read_run_id(store: Store, expected: str = "") -> str:
 
 
 def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Task:
-    """Return the task of `ref`, from its `line` if that was read and is sound; else read it again.
+    """Return the task of `ref`, from its `line` if that was read and is sound, or read it again.
 
     Raises:
         ManifestError: the plan has no such task: it was replaced, or is damaged.
@@ -279,7 +279,7 @@ def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Tas
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ManifestError(
                     f"{store.url}/{PLAN}: not a task at bytes {ref.start} to {ref.stop}: {error}. It was forged, or "
-                    f"written by another program; remove {store.url}"
+                    f"written by another program. Remove {store.url}"
                 ) from error
         if reads_left:
             line = store.read_range(PLAN, ref.start, ref.stop)
@@ -290,7 +290,7 @@ def read_task(store: Store, ref: TaskRef, line: bytes | StoreError = b"") -> Tas
 
 
 def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
-    """Yield all tasks in order; many tasks of a remote plan are read at once. Raises as `read_task` does."""
+    """Yield all tasks in order. Many tasks of a remote plan are read at once. Raises as `read_task` does."""
     inputs, classes = 0, range(-1, len(plan.header.class_names))
     with closing(store.read_many(Span(PLAN, ref.start, ref.stop) for ref in plan.tasks)) as read:
         for ref, line in zip(plan.tasks, read, strict=True):
@@ -304,7 +304,7 @@ def iter_tasks(store: Store, plan: Plan) -> Iterator[Task]:
                 raise ManifestError(
                     f"{store.url}/{PLAN}: not a task at bytes {ref.start} to {ref.stop}: it exceeds the plan's "
                     f"{plan.header.images} images or its {len(classes) - 1} classes. It was forged, or written by "
-                    f"another program; remove {store.url}"
+                    f"another program. Remove {store.url}"
                 )
             yield task
 
@@ -340,7 +340,7 @@ def at_place(plan: Plan, source: str, base: str | None = None) -> Plan:
 
 
 def differing_options(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Describe how the options of two builds differ; both as JSON decodes them."""
+    """Describe how the options of two builds differ, both as JSON decodes them."""
     found: list[tuple[str, Any, Any]] = []
     for name in (*wanted, *sorted(stored.keys() - wanted.keys())):
         there, here = stored.get(name), wanted.get(name)

@@ -1,4 +1,4 @@
-"""A recipe describes one kind of build; `builds.run` runs and previews them all.
+"""A recipe describes one kind of build. `builds.run` runs and previews them all.
 
 `tpufeed shard`, `append`, `cache warmup` and `compact` are the four recipes. A recipe identifies its plan, drafts it,
 gives its tasks their context, and completes the manifest and the result.
@@ -43,8 +43,8 @@ class Draft:
     """A plan before it is stored, and what else is known about its build.
 
     Attributes:
-        header: header of the plan; None if the growing dataset has all samples already.
-        tasks: tasks of the plan; read once, and only while the draft is open.
+        header: header of the plan. None if the growing dataset has all samples already.
+        tasks: tasks of the plan. They are read once, and only while the draft is open.
         splits: splits by name.
         warnings: sentences that the plan does not store.
         skipped: number of samples that the dataset has already, if there is no header with this number.
@@ -56,7 +56,7 @@ class Draft:
         probed_seconds: time that one core takes for one sample, with all variants of a cache.
         refused: inputs that are known to be rejected, counted by reason.
         first_refused: the first few of them.
-        fingerprint: fingerprint of the cache that this build makes; else empty.
+        fingerprint: fingerprint of the cache that this build makes, if it makes one.
     """
 
     header: PlanHeader | None
@@ -84,13 +84,13 @@ class Recipe(Protocol):
         worker: the module with `run` and `reach` of a task, see `engines.engine.Job`.
         source: URL of the input.
         stores: the stores that workers read from.
-        identity: the options that decide every byte; with kind and source they identify a plan.
+        identity: the options that decide every byte. With kind and source they identify a plan.
         warnings: sentences on the options.
-        base: the version of a dataset that grows by this build; None for a new dataset.
+        base: the version of a dataset that grows by this build. None for a new dataset.
         grows_by: the kind of the part that is added to `base`.
         different: options that decide bytes and differ from those of `base`.
-        layout: the shards of the version after `base`; None: the part's shards come last.
-        is_stale: an interrupted run has left an unfinished part that is no longer wanted; it is removed.
+        layout: the shards of the version after `base`. None: the part's shards come last.
+        is_stale: an interrupted run has left an unfinished part that is no longer wanted. It is removed.
     """
 
     kind: str
@@ -124,7 +124,7 @@ class Recipe(Protocol):
         """List the source, and plan the build. Changes nothing.
 
         Args:
-            is_preview: try some samples, to predict the time and the rejects of the build; and do not read the whole
+            is_preview: try some samples, to predict the time and the rejects of the build, and do not read the whole
                 source, even if a stored plan would need that.
         """
 
@@ -142,9 +142,9 @@ class Recipe(Protocol):
         check_same_plan(destination.url, destination.plan.header, self.kind, self.source, self.identity)
 
     def follow(self, plan: Plan) -> Plan | None:
-        """Return the plan of this source when it had another URL, as one with the present URL; None for other inputs.
+        """Return the plan for the present URL of the source if the source had another URL then, else None.
 
-        A folder is mounted elsewhere the next day, say.
+        For example, a folder is mounted elsewhere the next day.
         """
         return None
 
@@ -174,13 +174,13 @@ class Preview:
         destination: URL of the destination.
         splits: splits by name.
         bytes: estimated size of all shards together.
-        variants: number of variants of a cache; 1 for other datasets.
+        variants: number of variants of a cache, or 1 for other datasets.
         classes: number of classes.
         source_bytes: size of all input images.
         listed: what the source is taken for.
-        sizes: sizes of the images that were tried; None if there are none.
+        sizes: sizes of the images that were tried. None if there are none.
         odd: odd cases of these, counted.
-        free_bytes: free space at the destination; None if unknown.
+        free_bytes: free space at the destination. None if unknown.
         seconds: estimated time of the build.
         probed: number of samples that were tried.
         probed_rejects: number of these that cannot be taken.
@@ -188,8 +188,8 @@ class Preview:
         warnings: sentences on what would be better for training.
         complete: the dataset exists already: nothing would be done.
         skipped: number of images of an append that are in the dataset already.
-        version: the dataset's number afterwards, if it grows; else None.
-        fingerprint: fingerprint of the cache that this build makes; else empty.
+        version: the dataset's number afterwards, if it grows.
+        fingerprint: fingerprint of the cache that this build makes, if it makes one.
     """
 
     source: str

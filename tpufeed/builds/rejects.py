@@ -25,7 +25,7 @@ def allowed_rejects(budget: str | int | None, inputs: int) -> int:
         return max(_FEWEST, inputs // 100)
     match = re.fullmatch(r"\s*(?:([0-9]{1,18})|([0-9]+(?:\.[0-9]+)?)\s*%)\s*", str(budget))
     if match is None or (match.group(2) and float(match.group(2)) > 100):
-        raise OptionError(f"{budget!r} is not a budget for rejects; write it like 1% or 20")
+        raise OptionError(f"{budget!r} is not a budget for rejects. Write it like 1% or 20")
     return int(match.group(1) or inputs * float(match.group(2)) / 100 + 1e-6)  # 29 % of 100 are 29
 
 
@@ -75,6 +75,6 @@ def too_many(
     shown = sorted(some, key=lambda reject: -by_reason[reject.reason])[:_SHOWN]
     first = "; ".join(f"{reject.path}: {reject.message}" for reject in shown)
     return TooManyRejectsError(
-        f"{sum(by_reason.values()):,} of {inputs:,} inputs cannot be taken so far ({reasons}); {allowed:,} are "
-        f"allowed. The first: {first}. {advice}"
+        f"{sum(by_reason.values()):,} of {inputs:,} inputs cannot be taken so far ({reasons}), and {allowed:,} "
+        f"are allowed. The first: {first}. {advice}"
     )

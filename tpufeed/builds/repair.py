@@ -30,7 +30,7 @@ def repair(recipe: Recipe, dataset: Dataset) -> None:
     A lost file is missing, or has another size or, if the store knows it, another CRC-32C.
 
     Raises:
-        BuildError: another command made a lost file, or it has other bytes now; nothing was put.
+        BuildError: another command made a lost file, or it has other bytes now. Nothing was put.
         TpufeedError: an input or the store cannot be read.
     """
     destination = Destination(dataset.store)
@@ -79,7 +79,7 @@ def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> Dest
 
 
 def _remake(recipe: Recipe, part: Destination, folder: str, lost: set[str], shards: dict[str, Shard]) -> None:
-    """Run the tasks of lost shards in this process; put those shards, once all of a task have the manifest's bytes."""
+    """Run the tasks of lost shards in this process. Put those shards, once all of a task have the manifest's bytes."""
     plan, store = part.plan, part.store
     context, of_name = recipe.context(part), {}
     context.check()
@@ -114,7 +114,7 @@ def _remake_index(destination: Destination, variant: Variant) -> None:
             writer.add(np.array(offsets, np.uint64))
         made = writer.finish()
         if made != (index.bytes, index.crc32c):
-            raise _differs(store.url, index.name, f"a shard is damaged; run: {advised('verify', store.url)}")
+            raise _differs(store.url, index.name, f"a shard is damaged. Run: {advised('verify', store.url)}")
         destination.put(index.name, path, *made)
 
 

@@ -107,16 +107,16 @@ class BuildResult(Summary):
         url: URL of the dataset.
         manifest: manifest of the dataset.
         seconds: time of this run.
-        images: number of images taken, counting each variant of a cache; only of the new part if a dataset has grown.
+        images: number of images taken, counting each variant of a cache. If a dataset has grown: of the part.
         bytes: size of the shards that hold them.
         earlier_images: number of `images` that were done before this run.
         listed: what the source was taken for.
         retries: number of requests to stores that this run repeated.
         warnings: sentences on what would be better for training.
         skipped: number of images of an append that were in the dataset already.
-        added: number of samples that the dataset has grown by; None if it is new.
-        duplicates: images that the source has more than once; None if there are none, or they were not counted.
-        rejected: inputs that this build has rejected, counted by reason; `manifest` counts those of all versions.
+        added: number of samples that the dataset has grown by. None if it is new.
+        duplicates: images that the source has more than once. None if there are none, or they were not counted.
+        rejected: inputs that this build has rejected, counted by reason. `manifest` counts those of all versions.
     """
 
     url: str
@@ -135,7 +135,7 @@ class BuildResult(Summary):
 
     @property
     def rejects(self) -> int:
-        """Number of inputs that this build has rejected; rejects.jsonl names each."""
+        """Number of inputs that this build has rejected. Each is in rejects.jsonl."""
         return sum(self.rejected.values())
 
     def _facts(self) -> dict[str, Any]:
@@ -175,15 +175,15 @@ def run(  # noqa: PLR0913  # the options of all builds
         overwrite: once there is a new plan, remove the objects at the destination. If a dataset grows, remove only the
             remains of an interrupted run for the next version.
         fsync: write the files of a local store to the disk before the manifest.
-        workers: number of processes; None: one per core, fewer with little memory.
+        workers: number of processes. None: one per core, fewer with little memory.
         engine: runs the tasks.
         listener: called with the progress.
         progress: shows the progress, see `show_progress`.
 
     Raises:
         TpufeedError: from the checks and the plan, with nothing changed.
-        TaskError: a task failed for good. Finished work stays; the same command continues from there.
-        TooManyRejectsError: more inputs are rejected than the budget allows; finished work stays.
+        TaskError: a task failed for good. Finished work stays, and the same command continues from there.
+        TooManyRejectsError: more inputs are rejected than the budget allows. Finished work stays.
         BuildError: no input could be taken, or the destination belongs to another run now.
     """
     destination, chosen = _open(recipe, dst, max_rejects, workers, engine)
@@ -207,7 +207,7 @@ def run(  # noqa: PLR0913  # the options of all builds
             now = None if recipe.base is None else destination.find_finished()
             if now is None or recipe.base is None or now.number == recipe.base.number:
                 raise
-    raise BuildError(f"{destination.url} has grown {_TRIES} times meanwhile; run the same command again")
+    raise BuildError(f"{destination.url} has grown {_TRIES} times meanwhile. Run the same command again")
 
 
 def preview(
@@ -224,7 +224,7 @@ def preview(
     Raises:
         TpufeedError: as `run` does before it starts to work.
         TooManyRejectsError, BuildError: more inputs than the budget allows, or all, lack a file or class or failed when
-            tried; or there is no room.
+            tried, or there is no room.
     """
     destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
@@ -254,8 +254,8 @@ def preview(
         if inputs and refused.total() == inputs:
             first = draft.first_refused[0]
             raise BuildError(
-                f"none of the {inputs} images can be taken; the first: {first.path}: {first.message}. "
-                "Nothing was changed; correct the source"
+                f"none of the {inputs} images can be taken. The first: {first.path}: {first.message}. "
+                "Nothing was changed. Correct the source"
             )
         if not joined:
             own.check_fits(draft.header, sum(split.bytes for split in draft.splits.values()))
@@ -334,14 +334,14 @@ def _open(
         path = store.local_path(MANIFEST)
         places.append(PurePosixPath(store.url) if path is None else PurePosixPath(os.path.realpath(path.parent)))
     if places[0] in places[1:]:  # a later build would read or remove it
-        raise OptionError(f"{stores[0].url} is the source itself; take another destination")
+        raise OptionError(f"{stores[0].url} is the source itself. Take another destination")
     return Destination(stores[0]), chosen
 
 
 def _check(recipe: Recipe, destination: Destination, overwrite: bool) -> tuple[Destination, bool]:
     """Return where this build puts its files, and whether it continues an earlier run there. Changes nothing."""
     if recipe.source.encode("utf-8", "replace").decode() != recipe.source:  # a plan could not hold it
-        raise SourceError(f"the path of the source, {recipe.source!r}, is not UTF-8; rename it")
+        raise SourceError(f"the path of the source, {recipe.source!r}, is not UTF-8. Rename it")
     base = recipe.base
     own = destination if base is None else destination.part(part_folder(base.number + 1))
     joined = own.inspect(overwrite or recipe.is_stale)
@@ -357,8 +357,8 @@ def _check(recipe: Recipe, destination: Destination, overwrite: bool) -> tuple[D
             way = "by removing" if recipe.grows_by == "warmup" else "with --overwrite, which removes only"
             raise DuplicateWriterError(
                 f"{base.url}: another command ({kind} of {header.source}) is making version {base.number + 1}, or was "
-                f"interrupted; this is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run "
-                f"that command again to finish it; or discard it {way} {own.url}"
+                f"interrupted. This is {recipe.grows_by} of {recipe.source}. Nothing was changed. Wait for it, or run "
+                f"that command again to finish it, or discard it {way} {own.url}"
             ) from error
     check_writable(own.store)  # now, not after hours of work
     return own, joined
@@ -511,7 +511,7 @@ def _finished_result(url: str, manifest: Manifest) -> BuildResult:
 
 
 def _trusted_report(destination: Destination, ref: TaskRef) -> Report | None:
-    """Return the report of a task that an earlier run has done; if it is wrong, discard it and return None."""
+    """Return the report of a task that an earlier run has done, or discard it if it is wrong."""
     header = destination.plan.header
     report = destination.read_report(ref, header.run_id)
     if report is None:
@@ -532,7 +532,7 @@ def _read_report(destination: Destination, ref: TaskRef) -> Report:
     where = f"{destination.url}/{report_name(ref.number)}"
     if report is None:
         raise TaskError(
-            f"{where}, the report of {ref.name}, is gone although its task was done; nothing was published. Run the "
+            f"{where}, the report of {ref.name}, is gone although its task was done. Nothing was published. Run the "
             "same command again: it continues from here"
         )
     if not _is_of_task(report, header, ref):
@@ -617,7 +617,7 @@ class _Totals:
 def _finish(
     recipe: Recipe, folder: Path, destination: Destination, rejects: Rejects, fsync: bool
 ) -> tuple[Manifest, Duplicates | None]:
-    """Put rejects, digests and indexes, and at the end the manifest; `folder` is for temporary files."""
+    """Put rejects, digests and indexes, and at the end the manifest. `folder` is for temporary files."""
     plan, store = destination.plan, destination.store
     header, tasks, totals = plan.header, iter(plan.tasks), _Totals(plan.header, folder)
     # Many reports at a time: 100,000 in a bucket, one after the other, would take an hour.
@@ -630,8 +630,8 @@ def _finish(
     if not any(shard.records for (_, _, shards), *_ in totals.variants.values() for shard in shards):
         first = rejected[0]
         raise BuildError(
-            f"none of the {len(rejected)} images could be taken; the first: {first.path}: {first.message}. "
-            f"{store.url}/{REJECTS} gives a reason for each; correct the source and run this again with --overwrite"
+            f"none of the {len(rejected)} images could be taken. The first: {first.path}: {first.message}. "
+            f"{store.url}/{REJECTS} gives a reason for each. Correct the source and run this again with --overwrite"
         )
     manifest = Manifest(
         run_id=header.run_id,
@@ -654,7 +654,7 @@ def _finish(
     lost = destination.find_lost(manifest)
     if lost is not None:
         raise BuildError(
-            f"{store.url}/{lost} was removed or changed since it was put; nothing was published. Run the same command "
+            f"{store.url}/{lost} was removed or changed since it was put. Nothing was published. Run the same command "
             "again: it continues from here"
         )
     variants = [variant for split in manifest.splits.values() for variant in split.variants]

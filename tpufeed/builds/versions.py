@@ -82,18 +82,18 @@ def append_layout(base: Manifest, part: Manifest) -> Layout:
 def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) -> tuple[FeatureSpec, ...]:
     """Return the features of a dataset with the records of a base and a part.
 
-    The type of an item never changes; the number of items may only become more general: one value in each sample, lists
+    The type of an item never changes. The number of items may only become more general: one value in each sample, lists
     of one length, lists of several lengths.
 
     Raises:
-        OptionError: a column is missing in one of them, or has another type; it names both sides.
+        OptionError: a column is missing in one of them, or has another type. It names both sides.
     """
     there, here = {spec.name: spec for spec in base}, {spec.name: spec for spec in part}
     for spec in base:
         if spec.keys != here.get(spec.name, spec).keys:
             raise OptionError(
                 f"the column {spec.name!r} has the key {spec.key!r} in the records of the dataset, and "
-                f"{here[spec.name].key!r} in new ones; nothing was changed. Give the dataset's value of the option "
+                f"{here[spec.name].key!r} in new ones. Nothing was changed. Give the dataset's value of the option "
                 "names (tpufeed append takes it by itself)"
             )
     for name in (*there, *here):
@@ -104,7 +104,7 @@ def join_features(base: tuple[FeatureSpec, ...], part: tuple[FeatureSpec, ...]) 
             if name in here:
                 has, lacks = ("the new images have", "the dataset does not")
             raise OptionError(
-                f"{has} the column {name!r}, {lacks}; nothing was changed. Append images with the same columns, or "
+                f"{has} the column {name!r}, {lacks}. Nothing was changed. Append images with the same columns, or "
                 "shard them as a separate dataset and mix both with tpufeed.Mixture"
             )
     return tuple(_join_feature(spec, here[spec.name]) if spec.name in here else spec for spec in base)
@@ -128,13 +128,13 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
     alike = alike and (base.shape == part.shape or base.name != LABEL)
     if not alike or not base.stored_kind == part.stored_kind == joined.stored_kind:
         raise OptionError(
-            f"the column {base.name!r} is {base.type_text} in the dataset and {part.type_text} in the new images; "
-            "nothing was changed. Give the new images that type"
+            f"the column {base.name!r} is {base.type_text} in the dataset and {part.type_text} in the new images. "
+            "Nothing was changed. Give the new images that type"
         )
     if flip_problem(joined):
         raise OptionError(
             f"the column {base.name!r} is {base.type_text} in the dataset and {part.type_text} in the new images: "
-            f"{flip_problem(joined)}; nothing was changed"
+            f"{flip_problem(joined)}. Nothing was changed"
         )
     return joined
 
@@ -168,7 +168,7 @@ def join_manifests(
         base: the version before.
         part: the manifest of the part, whose class names begin with those of the base. For a cache, it and its options
             name the version of the dataset that the cache covers.
-        about: description of the part; its folder holds the shards.
+        about: description of the part. Its folder holds the shards.
         indexes: for each split the index of each variant, over all shards.
         layout: the shards of each split.
     """
@@ -236,7 +236,7 @@ def check_class_names(base: Dataset, names: Sequence[str]) -> None:
     raise BuildError(
         f"{base.url}: class {place} of version {base.number} is {known[place]!r}, and in version {base.number + 1} it "
         f"{becomes}, so existing labels would mean other classes. Nothing was published. Run the same command again "
-        "with --overwrite, which makes a new plan; if this does not help, please report it as a fault of tpufeed"
+        "with --overwrite, which makes a new plan. If this does not help, please report it as a fault of tpufeed"
     )
 
 
@@ -260,12 +260,11 @@ def check_base(base: Dataset) -> None:
 def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = None) -> Dataset:
     """Publish a finished part as the next version of its dataset.
 
-    A run that is killed here leaves the version before; the same command continues from here.
+    A run that is killed here leaves the version before. The same command continues from here.
 
     Raises:
-        BuildError: another build was faster, so that the dataset is not the version that the part was built for; or the
-            part belongs to another run now; or a file of the version is gone; or existing classes would get other
-            names.
+        BuildError: another build was faster, so the dataset is no longer the version that the part was built for.
+        BuildError: the part belongs to another run now, a file is gone, or existing classes would get other names.
         ShardError: an index does not match the manifest.
         StoreError: the files cannot be written.
     """
@@ -320,7 +319,7 @@ def put_version(base: Dataset, manifest: Manifest, check: Callable[[], None] = l
         if present is not None:
             return present
         raise BuildError(
-            f"{mask_secrets(store.url)} has another version now than when this build began; nothing was published. Run "
+            f"{mask_secrets(store.url)} has another version now than when this build began. Nothing was published. Run "
             "the same command again: it continues from the present version"
         ) from error
     try:
@@ -381,7 +380,7 @@ class _IndexRead:
         self._at = self._crc = 0
 
     def iter_offsets(self, start: int, stop: int) -> Iterator[Offsets]:
-        """Yield the offsets of the shards `[start, stop)` in blocks; these shards come after those of the last call."""
+        """Yield the offsets of the shards `[start, stop)` in blocks. These shards come after those of the last call."""
         first, last = (self._header_bytes + self._starts[edge] * ITEM_BYTES for edge in (start, stop))
         for _ in self._read(first):
             pass

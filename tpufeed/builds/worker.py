@@ -39,7 +39,7 @@ class Output:
     images: Counter[str] = field(default_factory=Counter)  # by how they were stored
     odd: Counter[str] = field(default_factory=Counter)  # odd cases that a policy dealt with
     rejects: list[Reject] = field(default_factory=list)  # inputs not taken
-    heights: Counter[int] = field(default_factory=Counter)  # images by their height; a cache's have one size
+    heights: Counter[int] = field(default_factory=Counter)  # images by their height, not of a cache
     widths: Counter[int] = field(default_factory=Counter)
     markers: Markers | msgspec.UnsetType = msgspec.UNSET  # restart markers of kept JPEGs
     digests: bytes | msgspec.UnsetType = msgspec.UNSET  # of the input images, see `builds.digests`
@@ -95,12 +95,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class TaskContext(ABC):
-    """Context that all tasks of a build share; small and picklable.
+    """Context that all tasks of a build share. It is small and picklable.
 
     Attributes:
         destination: URL of the destination.
         header: header of the plan.
-        owner: the run that the destination belongs to; None if lost files are made again.
+        owner: the run that the destination belongs to. None if lost files are made again.
     """
 
     destination: str
@@ -160,7 +160,7 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
 def make_shards(
     context: TaskContext, task: Task, folder: Path, report_progress: ReportProgress
 ) -> tuple[Output, list[tuple[str, Path, ShardWriter]]]:
-    """Write the shards of a task to files in `folder`; return each with its name in the plan."""
+    """Write the shards of a task to files in `folder`. Return each with its name in the plan."""
     header, layout = context.header, record_layout(context.header.features)
     names = header.shard_names(task)
     paths = [folder / f"shard-{number}" for number in range(len(names))]

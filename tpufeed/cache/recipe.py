@@ -76,7 +76,7 @@ class CacheRecipe(Recipe):
         allow_augmented: as in `tpufeed.cache.warmup`.
 
     Raises:
-        OptionError: the images would differ in size; or as `open_origin` does.
+        OptionError: the images would differ in size, or as `open_origin` raises it.
     """
 
     kind, worker, grows_by, verb = KIND, "tpufeed.cache.worker", "warmup", "warming"

@@ -64,7 +64,7 @@ class Inventory:
 
     Attributes:
         base: the URL that their files are relative to.
-        classes: names and ids of the classes; no names without labels.
+        classes: names and ids of the classes, without names if there are no labels.
         listed_classes: of a source of a growing dataset, also those that only inputs in the dataset have.
         features: all features of the records.
         schema: the features that further columns become.
@@ -75,7 +75,7 @@ class Inventory:
         totals: for each split: number of inputs, bytes of all their files, and bytes of their paths and columns.
         count: number of inputs.
         digest: identity of all inputs together, whatever their order.
-        growth: what a growing dataset has of them already; None for a new dataset.
+        growth: what a growing dataset has of them already. None for a new dataset.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of `rejects`.
         database: has a line for each input.
@@ -110,7 +110,7 @@ class Inventory:
                 if not isinstance(error, DamagedReadError) or not tries_left:
                     self.close()
                     raise
-                _logger.warning("%s; listing the source again", error)  # `_read` drops the rows so far
+                _logger.warning("%s. Listing the source again", error)  # `_read` drops the rows so far
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
@@ -263,7 +263,7 @@ class Inventory:
         size = "" if len(found) > 1 else "[,4]" if spec.each else "[4]"
         yield (
             f"{', '.join(found)}: they look like boxes, but are stored as plain numbers of the source's image, which "
-            f"neither --presize nor a crop moves. To store boxes, {way}; if they are no boxes, pass --column "
+            f"neither --presize nor a crop moves. To store boxes, {way}. If they are no boxes, pass --column "
             f"{shlex.quote(f'{found[0]}:{spec.dtype}{size}')} (docs/samples.md)"
         )
 
@@ -307,7 +307,7 @@ class Inventory:
         contents: Contents,
         are_names: bool,
     ) -> None:
-        """Find out which labels and features there are; `list_lengths` has the lengths of lists of labels.
+        """Find out which labels and features there are. `list_lengths` has the lengths of lists of labels.
 
         `labels` are those of all rows, `taken` those of rows that a growing dataset does not have.
         """
@@ -331,7 +331,7 @@ class Inventory:
         if options.outlines == "semantic" and len(self.classes.names) > MOST_VALUES:
             raise OptionError(
                 f"semantic outlines are drawn with the ids of 1 to {MOST_VALUES} classes, and there are "
-                f"{len(self.classes.names)} classes; instance draws the number of each object instead"
+                f"{len(self.classes.names)} classes. Draw the number of each object instead: instance"
             )
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
         own = record_schema(self.labelled, several, contents.boxes)
@@ -344,7 +344,7 @@ class Inventory:
         if standing is not None:
             pairs = standing.flip_pairs if pairs is None else pairs
         elif pairs is not None and contents.keypoints is None:
-            raise OptionError("flip_pairs are for keypoints; name the column that holds them: --keypoints COLUMN")
+            raise OptionError("flip_pairs are for keypoints. Name the column that holds them: --keypoints COLUMN")
         features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
         self.features = kaggle_keys(features) if options.names == "kaggle" else features
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
@@ -375,7 +375,7 @@ class Inventory:
             types = ", ".join(f"{name} {there[name].type_text}" for name in sorted(missing))
             raise OptionError(
                 f"{odd.path}: {odd.problem and odd.problem[1]}. The dataset has the columns {types}, which no row of "
-                "the new images fits; nothing was changed. Give the new images these types"
+                "the new images fits. Nothing was changed. Give the new images these types"
             )
         join_features(standing.manifest.features, self.features)
 
@@ -472,7 +472,7 @@ def _with_size(item: Item) -> Item:
 
 
 def _format_box(item: Item, boxes: str | None) -> str:
-    """Return the first box of an item with its path; empty text if it has no box or is a reject."""
+    """Return the first box of an item with its path, or an empty text if it has no box or is a reject."""
     found = None if boxes is None or item.problem is not None or item.values is None else item.values.get(boxes)
     return f"{found[0]} in {item.path}" if found else ""
 
@@ -498,7 +498,7 @@ def split_label(separator: str, of_boxes: bool, item: Item) -> Item:
 
 
 def format_identity(item: Item, base: str = "") -> str:
-    """Return a text that identifies an item and its fate; `base` is the base of its source."""
+    """Return a text that identifies an item and its fate. `base` is the base of its source."""
     line = f"{item.path}\0{item.bytes}\0{item.version}\0{item.label}"
     if item.file or item.columns or item.problem or item.images:
         # A web server may word its refusal differently each time.
@@ -531,10 +531,10 @@ def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | 
             encoded = msgspec.msgpack.encode(msgspec.structs.replace(item, values=long_as_text(item.values or {})))
     except UnicodeEncodeError as error:
         if error.object == item.path:
-            raise SourceError(f"the file name {item.path!r} is not UTF-8; rename it") from None
+            raise SourceError(f"the file name {item.path!r} is not UTF-8. Rename it") from None
         of_source = error.object in (item.version, item.label_name, item.split, item.file)
         place = "the source" if of_source else "a further column of the source"
-        raise SourceError(f"{error.object!r} in {place} is not UTF-8; correct it") from None
+        raise SourceError(f"{error.object!r} in {place} is not UTF-8. Correct it") from None
     label, reason, rest, values = item.label_name, None, "", ""
     labels = json.dumps(label) if isinstance(label, tuple) else None
     if item.problem is not None or labels is not None or item.images or item.values is not None or item.pixels:

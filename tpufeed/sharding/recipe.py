@@ -60,7 +60,7 @@ class Probed(NamedTuple):
 
 
 def probe_images(inventory: Inventory) -> list[tuple[Item, Probed | ImageError]]:
-    """Process a few images as the build would; return each with what it becomes, or why it cannot be taken."""
+    """Process a few images as the build would. Return each with what it becomes, or why it cannot be taken."""
     box_format, inputs = inventory.listed.box_format, inventory.sample(_PROBED_IMAGES)
     make = SampleMaker(inventory.features, inventory.classes.names, inventory.options, box_format)
 
@@ -77,7 +77,7 @@ def one_hot_bytes(class_names: Sequence[str]) -> int:
 
 
 def fit_sizes(probed: Sequence[tuple[Item, Probed | ImageError]]) -> SizeEstimate:
-    """Fit a line through (bytes of the files, bytes to store); neither slope nor intercept is below zero."""
+    """Fit a line through (bytes of the files, bytes to store). Neither slope nor intercept is below zero."""
     sizes = [(sum(file.bytes for file in files_of(item)), it.bytes) for item, it in probed if isinstance(it, Probed)]
     if not sizes:
         return SizeEstimate()
@@ -106,7 +106,7 @@ class ShardRecipe(Recipe):
         self.identity, self.warnings = options.to_dict(), options.warnings
 
     def look(self, destination: Destination, overwrite: bool) -> Dataset | None:
-        """Return the dataset at the destination if it is the one that this recipe makes; raise if it is another."""
+        """Return the dataset at the destination if it is the one that this recipe makes. Raise if it is another."""
         finished = None if overwrite else destination.find_finished()
         if finished is None:
             return None
@@ -115,7 +115,7 @@ class ShardRecipe(Recipe):
         except ObjectNotFoundError:
             raise DatasetExistsError(
                 f"{finished.url} already holds a dataset (see: {advised('info', finished.url)}). Its {PLAN}, which "
-                "would tell whether it is this one, is gone. Nothing was changed; take another destination, or pass "
+                "would tell whether it is this one, is gone. Nothing was changed. Take another destination, or pass "
                 "--overwrite"
             ) from None
         self.recognize(destination)
@@ -208,8 +208,8 @@ class ShardRecipe(Recipe):
         if side is not None and sizes is not None and self.options.presize_mode == "fit" and min(sizes.least) < side:
             ops = "--op", f"Resize({side})", "--op", f"CenterCrop({side})"
             yield (
-                f"--presize {side} --presize-mode fit never enlarges, and some images are smaller than {side}x{side}; "
-                f"sizes{whose}: {sizes}. To have one size, reject smaller images with --min-side {side}, or enlarge "
+                f"--presize {side} --presize-mode fit never enlarges, and some images are smaller than {side}x{side}. "
+                f"Sizes{whose}: {sizes}. To have one size, reject smaller images with --min-side {side}, or enlarge "
                 f"them in a cache of the dataset: {advised('cache warmup', 'DATASET', 'CACHE', *ops)}"
             )
         if used is not None:
@@ -226,7 +226,7 @@ class ShardRecipe(Recipe):
             )
         unsure, turned = odd.get(UNSURE), odd.get(TURNED)
         if unsure:
-            others = f"; {turned:,} others referred to the other image and were turned" if turned else ""
+            others = f", and {turned:,} others referred to the other image and were turned" if turned else ""
             yield (
                 f"{unsure:,} images with boxes have an EXIF orientation (upside down, mirrored, or of a square image) "
                 "whose sizes do not tell whether the boxes refer to the stored or to the upright image: they were not "
@@ -257,7 +257,7 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
         ).fetchone()
         if int(record) > shard_bytes:
             raise OptionError(
-                f"a shard of {options.size_bytes} bytes cannot hold {path}, whose record takes {int(record)}; pass a "
+                f"a shard of {options.size_bytes} bytes cannot hold {path}, whose record takes {int(record)}. Pass a "
                 "--shard-size of at least that, better 64MB to 256MB"
             )
     else:
@@ -265,13 +265,13 @@ def plan_shards(inventory: Inventory, estimate: SizeEstimate, source: str, ident
     for name, size in sizes.items():
         inputs, hosts = counts[name], options.hosts
         wanted = hosts * max(1, round(size / shard_bytes / hosts))
-        # No shard may be empty; with enough inputs their number stays a multiple of the hosts.
+        # No shard may be empty. With enough inputs their number stays a multiple of the hosts.
         shards[name] = wanted if wanted <= inputs else inputs // hosts * hosts or inputs
     numbered = [name for name in shards if name[-1].isdigit()] if options.names == "kaggle" else []
     if numbered:  # fold1 + 000 and fold10 + 00 are the same
         raise OptionError(
             f"the name of split {numbered[0]!r} ends in a digit, and names='kaggle' puts the number of the shard "
-            "behind it; rename the split, or leave names='kaggle' out"
+            "behind it. Rename the split, or leave names='kaggle' out"
         )
     header = PlanHeader(
         kind=KIND,

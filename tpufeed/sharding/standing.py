@@ -44,10 +44,10 @@ class Known(NamedTuple):
     """An input of the dataset."""
 
     path: str
-    place: str  # the file of rows that it is in, see `file_of_row`; empty for a file or a member of a tar
-    size_bytes: int | None  # of its image; None if the plan has only an estimate
-    version: str | None  # of its file; None if it is in another place, where versions mean something else
-    digest: bytes | None  # of its image; None if no digest is stored, or the image was not read
+    place: str  # the file of rows that it is in, see `file_of_row`, or empty for a file or a member of a tar
+    size_bytes: int | None  # of its image. None if the plan has only an estimate
+    version: str | None  # of its file. None if it is in another place, where versions mean something else
+    digest: bytes | None  # of its image. None if no digest is stored, or the image was not read
     outcome: int  # taken or rejected, as `build.digests` stores it
     fate: str | None  # all that decided that it is not in the dataset, see `fate_of`
     said: bytes | None  # what the source said of an image that is in the dataset, see `said_of`
@@ -56,7 +56,7 @@ class Known(NamedTuple):
 def fate_of(item: Item, class_names: Sequence[str], options: Mapping[str, Any], tool_version: str) -> str:
     """Return a digest of all that decides, besides the bytes of its image, whether an input is taken or rejected.
 
-    `options` are the plan's; `tool_version` is the version of the tpufeed that decides.
+    `options` are the plan's. `tool_version` is the version of the tpufeed that decides.
     """
     names = [class_names[each] if 0 <= each < len(class_names) else None for each in (item.label, *item.labels)]
     problem = None
@@ -96,7 +96,7 @@ class StandingDataset:
             )
         if command != "shard":
             raise OptionError(
-                f"{dataset.url} was made by tpufeed {command}; only datasets made by tpufeed shard can grow. Shard the "
+                f"{dataset.url} was made by tpufeed {command}. Only datasets made by tpufeed shard can grow. Shard the "
                 "new images as a separate dataset, and mix both with tpufeed.Mixture"
             )
 
@@ -131,12 +131,12 @@ class StandingDataset:
 
 
 def iter_known(store: Store, base: str) -> Iterator[Known]:
-    """Yield all inputs of a part of a dataset, rejects included; `base` is the base of the new source."""
+    """Yield all inputs of a part of a dataset, rejects included. `base` is the base of the new source."""
     try:
         plan = read_plan(store)
     except ObjectNotFoundError:
         raise OptionError(
-            f"{store.url} no longer has its plan, which would tell which images are in it; nothing was changed. Build "
+            f"{store.url} no longer has its plan, which would tell which images are in it. Nothing was changed. Build "
             "the dataset again to let it grow"
         ) from None
     header = plan.header
@@ -314,7 +314,7 @@ class Growth:
         if self.rejected_before:
             yield (
                 f"{self.rejected_before:,} inputs are left out because this dataset rejected them before and they "
-                f"have not changed; the {REJECTS} of its versions name them"
+                f"have not changed. The {REJECTS} of its versions name them"
             )
         if self.corrected:
             yield (

@@ -53,7 +53,7 @@ class StoredSample(NamedTuple):
 
 
 class SampleMaker:
-    """Makes samples by options and a schema; `box_format` is that of the boxes in the source.
+    """Makes samples by options and a schema. `box_format` is the format of boxes in the source.
 
     Attributes:
         labelled: samples have labels.
@@ -143,7 +143,7 @@ class SampleMaker:
         raise ImageError(
             "bad_box",
             f"the width and height in the source say that boxes refer to an image of {width}x{height} pixels, and the "
-            f"file has {across}x{there}{scale}. Give the images that the boxes refer to, or correct the source; if a "
+            f"file has {across}x{there}{scale}. Give the images that the boxes refer to, or correct the source. If a "
             "table has these for something else, rename the columns",
         )
 
@@ -170,7 +170,7 @@ class ShardContext(TaskContext):
         if self.options.images.restart_markers and not CAN_REWRITE:
             raise BuildError(
                 "tpufeed was installed here without its C extension, but this build gives kept JPEGs restart markers. "
-                "Install it from a wheel, or with a C compiler; or begin the build with encode='exact'"
+                "Install it from a wheel, or with a C compiler, or begin the build with encode='exact'"
             )
 
     def write(self, task: Task, output: Output) -> None:
