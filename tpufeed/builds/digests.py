@@ -1,8 +1,8 @@
 """Find images that a dataset holds more than once by the digests of their files, and report them.
 
-`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first byte is its fate: 0 if it was
-rejected, 1 if it was taken, 2 if it was left out as a duplicate. The others are the BLAKE2b of its image's file as it
-was read, or zeros if it was not read. Records do not hold digests.
+`_tpufeed/digests.bin` holds 17 bytes for each input, in the order of the plan. The first byte is its outcome: 0 if it
+was rejected, 1 if it was taken. The others are the BLAKE2b of its image's file as it was read, or zeros if it was not
+read. Records do not hold digests.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ DIGEST_BYTES = 16
 UNREAD = bytes(DIGEST_BYTES)
 REJECTED, TAKEN = b"\0", b"\1"
 _ENTRY_BYTES = 1 + DIGEST_BYTES
-_GROUPS_AT_ONCE = 1_000_000  # the paths of these are in memory
+_GROUPS_AT_ONCE = 1_000_000  # only their paths are in memory
 
 
 def image_digest(data: bytes) -> bytes:
@@ -91,7 +91,7 @@ class Duplicates:
 
 
 class InputDigests(NamedTuple):
-    """Fate of each input of a build, uint8 (inputs,), and the digests of their images, uint8 (inputs, 16)."""
+    """Outcome of each input of a build, uint8 (inputs,), and digests of their images, uint8 (inputs, 16)."""
 
     fates: npt.NDArray[np.uint8]
     digests: npt.NDArray[np.uint8]
@@ -194,7 +194,7 @@ def report_duplicates(
         return None
     parts = list[_ComparedBuild]()
     for name, part in standing:
-        with suppress(ObjectNotFoundError):  # a part without a plan is not compared
+        with suppress(ObjectNotFoundError):  # skip parts that have no plan
             found = read_plan(part)
             digests = read_digests(part, found.header.images)
             if digests is not None:
@@ -270,7 +270,7 @@ def _find_images(
 def group_equal(digests: npt.NDArray[np.uint8], first_new: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the places of equal digests, group after group, and the start of each group.
 
-    A group has at least two places in rising order, the last of them new. Zeros mean unread files.
+    Each group has two or more places in ascending order. The last one is new. Zeros mean unread files and are ignored.
     """
     words = np.ascontiguousarray(digests).view(np.uint64).reshape(-1, DIGEST_BYTES // 8)
     order = np.lexsort(words.T)  # a stable sort
