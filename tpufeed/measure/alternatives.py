@@ -53,7 +53,7 @@ _LEAST_PX = 8  # that --presize takes
 _SIZE_FREE = (HorizontalFlip, VerticalFlip, ColorJitter, Grayscale)  # do the same to smaller images
 _SMALLER = 0.8  # share of the bytes: a smaller gain is not worth a build
 _FEATURES_BYTES = 400  # size of a record without its image
-_DRAWS_ANEW = "random numbers are new in every epoch. The device's own time for the ops is not counted"
+_DRAWS_ANEW = "random numbers are new in every epoch, and the device's own time for the ops is not counted"
 
 _Ops = tuple[Op, ...]
 _Size = tuple[int, int]  # (height, width)
