@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from tpufeed.cache.options import CacheOptions, Size
-from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.dataset.sample import Sample
+from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.masks import encode_mask
