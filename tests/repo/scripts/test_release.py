@@ -248,12 +248,12 @@ def write_files(tree):
     dist = tree.root / "dist"
     dist.mkdir(exist_ok=True)
     with tarfile.open(dist / "tpufeed-1.2.0.tar.gz", "w:gz") as archive:
-        for name in ("tpufeed/__init__.py", "tpufeed/py.typed", "tpufeed/a.c", "docs/a.md", "README.md"):
+        for name in ("tpufeed/_version.py", "tpufeed/py.typed", "tpufeed/a.c", "docs/a.md", "README.md"):
             archive.add(tree.root / name, f"tpufeed-1.2.0/{name}")
         archive.add(tree.root / "README.md", "tpufeed-1.2.0/PKG-INFO")
     for machine in ("x86_64", "aarch64"):
         with zipfile.ZipFile(dist / f"tpufeed-1.2.0-cp311-abi3-linux_{machine}.whl", "w") as archive:
-            for name in ("tpufeed/__init__.py", "tpufeed/py.typed"):
+            for name in ("tpufeed/_version.py", "tpufeed/py.typed"):
                 archive.write(tree.root / name, name)
             archive.writestr("tpufeed-1.2.0.dist-info/METADATA", "")
 
@@ -274,7 +274,7 @@ def test_files_that_are_not_of_the_tree_are_named(release, tree):
     assert said.endswith("README.md, docs/new.md")
     tree.git("rm", "-q", "docs/new.md")
     write_files(tree)
-    (tree.root / "tpufeed/__init__.py").write_text("changed = 1\n")
+    (tree.root / "tpufeed/_version.py").write_text("changed = 1\n")
     assert len(release.find_stale(tree.root, "1.2.0")) == 3
     write_files(tree)
     os.utime(tree.root / "dist/tpufeed-1.2.0-cp311-abi3-linux_x86_64.whl", (1, 1))
