@@ -41,10 +41,10 @@ from tpufeed.images import (
     RandomResizedCrop,
     Resize,
 )
+from tpufeed.images.device import DeviceOps
 from tpufeed.images.protocols import Op
 from tpufeed.measure.bench import BenchOptions, Measurement, measure_apart
 from tpufeed.measure.tpu import find_tpu, profile
-from tpufeed.stream.device_ops import DeviceOps
 
 SIDE, OUT, BATCH = 256, 224, 128
 CROP: tuple[Op, ...] = (RandomResizedCrop(OUT), HorizontalFlip())

@@ -14,7 +14,7 @@ from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import OpError, TpufeedError
 from tpufeed.images import CenterCrop, GaussianBlur, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
-from tpufeed.images.ops import to_dict
+from tpufeed.images.description import to_dict
 from tpufeed.storage.local import LocalStore
 
 FLAGS = ["--size", "64", "--variants", "3", "--shard-size", "40KB"]

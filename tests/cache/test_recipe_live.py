@@ -8,7 +8,7 @@ from tests.frameworks import lazy
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
-from tpufeed.images.ops import from_dict
+from tpufeed.images.description import from_dict
 from tpufeed.images.pipeline import Pipeline
 
 TFRecordImages = lazy("tpufeed.adapters.torch.host:TFRecordImages")

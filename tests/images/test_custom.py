@@ -16,7 +16,7 @@ import pytest
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 from tpufeed.images.decoding import decode
-from tpufeed.images.ops import from_dict, to_dict
+from tpufeed.images.description import from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline, check_deterministic, run_views
 from tpufeed.images.protocols import PixelOp
 

@@ -33,16 +33,16 @@ def test_mean_and_variance_are_those_of_any_alpha(alpha):
 
 def test_an_image_is_mixed_with_probability_p():
     draws = np.random.default_rng(1).random((4000, 4))
-    kept = MixUp(0.4, p=0.25).shares(draws[:, :2])
+    kept = MixUp(0.4, p=0.25).numbers((20, 30), draws[:, :2])
     assert np.mean(kept < 1) == pytest.approx(0.25, abs=0.02)
-    boxes = CutMix(p=0.25).boxes(20, 30, draws)
+    boxes = CutMix(p=0.25).numbers((20, 30), draws)[:, 1:]
     assert np.mean(boxes.any(1)) <= np.mean(draws[:, 0] < 0.25)
     assert not boxes[draws[:, 0] >= 0.25].any()
 
 
 def test_boxes_have_the_area_of_their_share_unless_they_are_cut_off():
     draws = np.random.default_rng(2).random((4000, 4))
-    top, left, bottom, right = CutMix(1.0).boxes(400, 600, draws).T
+    top, left, bottom, right = CutMix(1.0).numbers((400, 600), draws)[:, 1:].T
     assert min(top.min(), left.min()) == 0
     assert (bottom.max(), right.max()) == (400, 600)
     area = (bottom - top) * (right - left) / (400 * 600)

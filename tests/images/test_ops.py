@@ -22,7 +22,8 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.images.ops import OPS, from_dict, parse_op, to_dict
+from tpufeed.images.description import from_dict, parse_op, to_dict
+from tpufeed.images.ops import OPS
 
 lengths = st.integers(1, 16384)
 sizes = lengths | st.tuples(lengths, lengths)

@@ -28,10 +28,10 @@ from tpufeed.images import (
     Resize,
     Rotate,
     VerticalFlip,
-    color,
 )
 from tpufeed.images.affine import warp
-from tpufeed.images.color import shift_hue
+from tpufeed.images.ops import color_jitter
+from tpufeed.images.ops.color_jitter import shift_hue
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.rng import generator, noise, uniforms
 
@@ -114,12 +114,12 @@ def test_hues_are_the_same_where_a_scaled_product_is_cut_off(monkeypatch):
 
     expected = [shift_hue(image, steps, None) for steps in range(0, 256, 17)]
     monkeypatch.setattr(cv2, "multiply", cut_off)
-    color._scaling_rounds.cache_clear()
+    color_jitter._scaling_rounds.cache_clear()
     try:
-        assert not color._scaling_rounds()
+        assert not color_jitter._scaling_rounds()
         found = [shift_hue(image, steps, None) for steps in range(0, 256, 17)]
     finally:
-        color._scaling_rounds.cache_clear()
+        color_jitter._scaling_rounds.cache_clear()
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 

@@ -20,8 +20,8 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.images.color import autocontrast, equalize
 from tpufeed.images.decoding import decode
+from tpufeed.images.ops.rand_augment import autocontrast, equalize
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.rng import uniforms
 

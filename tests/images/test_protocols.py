@@ -26,7 +26,8 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.images.ops import OPS, from_dict, parse_op, signature, to_dict
+from tpufeed.images.description import from_dict, parse_op, signature, to_dict
+from tpufeed.images.ops import OPS
 from tpufeed.images.protocols import PixelOp, WindowOp
 
 SAME = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpufeed.errors import OptionError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomErasing, RandomResizedCrop, Resize
-from tpufeed.images.ops import from_dict
+from tpufeed.images.description import from_dict
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.rng import uniforms
 from tpufeed.images.windows import reduction, resize, short_side_size

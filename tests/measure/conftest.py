@@ -10,7 +10,7 @@ from PIL import Image
 import tpufeed
 from tpufeed.cache import warmup
 from tpufeed.images import HorizontalFlip
-from tpufeed.images.windows import RandomResizedCrop
+from tpufeed.images.ops import RandomResizedCrop
 from tpufeed.measure import stages
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]

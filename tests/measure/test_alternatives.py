@@ -12,9 +12,9 @@ from tests.measure.conftest import OPS
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import Dataset
 from tpufeed.images import ColorJitter, HorizontalFlip, RandAugment, Rotate
-from tpufeed.images.ops import parse_op
+from tpufeed.images.description import parse_op
+from tpufeed.images.ops import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from tpufeed.images.protocols import Op
-from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from tpufeed.measure.alternatives import plan_device_ops, try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.sampling import take_sample

@@ -14,7 +14,7 @@ from tests.measure.conftest import OPS, write_images
 from tpufeed.cache import warmup
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images import Custom, HorizontalFlip
-from tpufeed.images.windows import CenterCrop, Resize
+from tpufeed.images.ops import CenterCrop, Resize
 from tpufeed.measure import alternatives, doctor, stages
 from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 from tpufeed.measure.doctor import examine

@@ -8,8 +8,8 @@ import pytest
 import tpufeed
 from tests.measure.conftest import OPS
 from tpufeed.images import CenterCrop, Custom, HorizontalFlip, Resize
+from tpufeed.images.device import DeviceOps
 from tpufeed.measure import stages
-from tpufeed.stream.device_ops import DeviceOps
 
 pytestmark = pytest.mark.usefixtures("quiet_host")
 

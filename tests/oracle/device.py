@@ -28,8 +28,8 @@ from tpufeed.images import (
     Resize,
     VerticalFlip,
 )
+from tpufeed.images.device import DeviceOps
 from tpufeed.stream.columns import DEVICE_NUMBERS
-from tpufeed.stream.device_ops import DeviceOps
 from tpufeed.stream.mixing import BatchOps, Mixing
 
 CLASSES = 5

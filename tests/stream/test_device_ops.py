@@ -30,12 +30,11 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
-from tpufeed.images.color import shift_hue
+from tpufeed.images.device import DeviceOps
+from tpufeed.images.ops.color_jitter import shift_hue, shift_hue_on_device
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.images.rng import uniforms
-from tpufeed.stream import device_ops
-from tpufeed.stream.device_ops import DeviceOps
 
 JAX = lazy("tpufeed.adapters.jax.arrays:ARRAYS")
 TF = lazy("tpufeed.adapters.tf.arrays:ARRAYS")
@@ -239,7 +238,7 @@ def test_every_color_has_the_host_s_hue(name):
     colors = np.array(list(product(levels, repeat=3)), np.uint8).reshape(1, 43, -1, 3)
     for steps in (0, 1, 42, 43, 100, 128, 213, 255):
         amount = make(np.full((1, 1, 1, 1), steps, np.float32))
-        found = np.asarray(device_ops._shift_hue(make(colors.astype(np.float32)), amount, arrays))
+        found = np.asarray(shift_hue_on_device(make(colors.astype(np.float32)), amount, arrays))
         np.testing.assert_array_equal(found[0], shift_hue(colors[0], steps, None))
 
 
@@ -277,7 +276,7 @@ def test_rows_stay_on_their_devices(axes):
 
 @pytest.mark.all
 def test_one_program_serves_every_batch_under_torch_xla():
-    script = Path(__file__).with_name("xla") / "xla_device_ops.py"
+    script = Path(__file__).parents[1] / "adapters/xla/xla_device_ops.py"
     done = subprocess.run(
         [sys.executable, script],
         capture_output=True,

@@ -8,13 +8,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from tpufeed.errors import OptionError
-from tpufeed.images.affine import HorizontalFlip
-from tpufeed.images.custom import Custom
-from tpufeed.images.ops import from_dict, to_dict
+from tpufeed.images.description import from_dict, to_dict
+from tpufeed.images.ops import Custom, HorizontalFlip, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Op, Ops
-from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.options import between, check_fields, parse_size
 from tpufeed.sources.options import NameStyle
 

@@ -100,7 +100,7 @@ def warmup_command(
     from tpufeed.cache.build import warmup
     from tpufeed.cache.options import CacheOptions
     from tpufeed.cache.recipe import CacheRecipe
-    from tpufeed.images.ops import parse_op
+    from tpufeed.images.description import parse_op
 
     if select:
         values["src"] = flags.open_selected(src, None, select)

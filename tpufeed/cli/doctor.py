@@ -64,7 +64,7 @@ def doctor_command(
       tpufeed doctor flowers-256 --device-op "RandomResizedCrop(224)" --device-op HorizontalFlip
     """
     find_own_modules()
-    from tpufeed.images.ops import parse_op
+    from tpufeed.images.description import parse_op
     from tpufeed.measure.doctor import examine
     from tpufeed.measure.report import check_report_path, write_report
 

@@ -14,7 +14,6 @@ from tpufeed.dataset.classes import ClassIds
 from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
-from tpufeed.images.affine import may_mirror
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import decode_mask
 from tpufeed.images.protocols import Op
@@ -184,7 +183,7 @@ def iter_flip_warnings(specs: Iterable[FeatureSpec | None], ops: Sequence[Op]) -
     """Yield a warning for each column of keypoints that the ops may mirror without swapping left and right."""
     points = [spec for spec in specs if spec is not None and spec.kind == "keypoints"]
     for spec in points:
-        mirrors = next((type(op).__name__ for op in ops if may_mirror(op)), None)
+        mirrors = next((type(op).__name__ for op in ops if getattr(op, "mirrors", False)), None)
         if mirrors and isinstance(spec.flip_pairs, msgspec.UnsetType):
             yield (
                 f"{mirrors} mirrors images, and the dataset does not say which points of {spec.name!r} are left or "

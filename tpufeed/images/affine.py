@@ -1,9 +1,6 @@
-"""Affine maps at an unchanged size: rotations, shears, shifts, and `Rotate`, `HorizontalFlip`, `VerticalFlip`."""
+"""Affine maps at an unchanged size: rotations and shears."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
 
 import cv2
 import numpy as np
@@ -11,13 +8,11 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Affine, Draws, Fill, Probability, RandomlyApplied, SameSizeOp, apart, spread
-from tpufeed.images.rng import draw_between
+from tpufeed.images.protocols import Affine, Fill, apart
 from tpufeed.images.windows import scalar
 
 Row = tuple[float, float, float]
 _LONGEST_SIDE_PX = 24_000
-_UPSIDE_DOWN, _LEFT_TO_RIGHT = 0, 1  # as cv2.flip counts axes
 
 
 def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -> Pixels:
@@ -90,77 +85,3 @@ def _places(row: Row, height: int, width: int) -> npt.NDArray[np.int32]:
     places: npt.NDArray[np.int32] = across[None] + down[:, None]
     places >>= 5
     return places
-
-
-@dataclass(frozen=True, slots=True)
-class Rotate(SameSizeOp):
-    """A rotation about the middle with probability `p`: bilinear, at the same size.
-
-    Attributes:
-        degrees: counter-clockwise angle, uniform in [-d, d] for a number d, or in (low, high). Stored as (low, high).
-        fill: the colour of the corners that the image no longer covers.
-        p: the probability.
-    """
-
-    degrees: Annotated[float | tuple[float, float], spread(0.0, -360.0, 360.0)]
-    fill: Fill = 0
-    p: Probability = 1.0
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 2
-
-    def skips(self, draws: Draws) -> bool:
-        return draws[0] >= self.p or self._angle(draws) == 0
-
-    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
-        return () if self.skips(draws) else (as_affine(rotation(height, width, self._angle(draws))),)
-
-    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        return warp(image, rotation(image.shape[0], image.shape[1], self._angle(draws)), self.fill, out)
-
-    def _angle(self, draws: Draws) -> float:
-        return draw_between(self.degrees, draws[1])
-
-
-@dataclass(frozen=True, slots=True)
-class HorizontalFlip(RandomlyApplied):
-    """Mirror left and right with probability `p`.
-
-    Attributes:
-        p: the probability, 0 to 1.
-    """
-
-    p: Probability = 0.5
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 1
-
-    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
-        return () if self.skips(draws) else ((-1.0, 0.0, float(width), 0.0, 1.0, 0.0),)
-
-    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        flipped: Pixels = cv2.flip(image, _LEFT_TO_RIGHT, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
-        return flipped if out is None else out
-
-
-@dataclass(frozen=True, slots=True)
-class VerticalFlip(RandomlyApplied):
-    """Mirror top and bottom with probability `p`.
-
-    Attributes:
-        p: the probability, 0 to 1.
-    """
-
-    p: Probability = 0.5
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 1
-
-    def maps(self, height: int, width: int, draws: Draws) -> Sequence[Affine]:
-        return () if self.skips(draws) else ((1.0, 0.0, 0.0, 0.0, -1.0, float(height)),)
-
-    def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        flipped: Pixels = cv2.flip(image, _UPSIDE_DOWN, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
-        return flipped if out is None else out
-
-
-def may_mirror(op: object) -> bool:
-    """Return True for an op that mirrors images. Of a user's function it is not known."""
-    return isinstance(op, HorizontalFlip | VerticalFlip) and op.p > 0

@@ -1,13 +1,14 @@
-"""Ops that mix the pairs of images of a batch, and their labels. They come last among the device ops of a loader."""
+"""What ops share that mix the pairs of images of a batch, and their labels."""
 
-from dataclasses import dataclass
+from abc import abstractmethod
 from functools import lru_cache
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.images.protocols import Probability, SameSizeOp
+from tpufeed.images.device import Arrays, BatchDraws, Size
+from tpufeed.images.protocols import SameSizeOp
 from tpufeed.options import above
 
 _POINTS = 4097
@@ -15,56 +16,32 @@ _POINTS = 4097
 Alpha: TypeAlias = Annotated[float, above(0, 100)]
 
 
-@dataclass(frozen=True, slots=True)
-class MixUp(SameSizeOp):
-    """Blend each image with its neighbour, and their labels by the same share (Zhang et al. 2018, arXiv:1710.09412).
-
-    Rows 0 and 1 of a batch are neighbours, 2 and 3, and so on. Each image keeps another share, drawn from
-    Beta(alpha, alpha) by its sample and epoch. Further images of a sample are blended likewise. Masks cannot be.
+class MixingOp(SameSizeOp):
+    """Base of ops that mix each image of a batch with its neighbour; they come last among the device ops of a loader.
 
     Attributes:
-        alpha: above 0. 0.2 is usual for ImageNet, and 1 is uniform.
-        p: the probability that an image is mixed.
+        width: float32 numbers per image. The first is the share that the image keeps; labels are mixed by it.
+        blends: True if a pixel is made of both images: then masks cannot be mixed, as two classes would make a third.
     """
 
-    alpha: Alpha = 1.0
-    p: Probability = 1.0
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 2
+    __slots__ = ()
+    width: ClassVar[int]
+    blends: ClassVar[bool]
 
-    def shares(self, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return the share that each image keeps, for draws (n, 2)."""
-        return np.where(draws[:, 0] < self.p, beta_of(draws[:, 1], self.alpha), 1.0)
+    @abstractmethod
+    def numbers(self, size: Size, draws: BatchDraws) -> npt.NDArray[np.float64]:
+        """Return the numbers for images of `size`, (batch, width)."""
 
+    @abstractmethod
+    def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
+        """Return images or masks mixed with their neighbours.
 
-@dataclass(frozen=True, slots=True)
-class CutMix(SameSizeOp):
-    """Paste a box of its neighbour into each image, and mix labels by the area (Yun et al. 2019, arXiv:1905.04899).
-
-    Neighbours are those of `MixUp`. The box has one minus a share from Beta(alpha, alpha) of the area, around a uniform
-    centre. The part of it beyond the image is cut off, and labels are mixed by what remains. Further images, masks and
-    depth get the same box. Boxes and keypoints are refused.
-
-    Attributes:
-        alpha: above 0. 1 is uniform.
-        p: the probability that an image is mixed.
-    """
-
-    alpha: Alpha = 1.0
-    p: Probability = 1.0
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 4
-
-    def boxes(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Return (top, left, bottom, right) of the boxes for draws (n, 4), in whole pixels. Zeros: no box is pasted."""
-        sides = np.array([height, width])
-        reach = np.floor(0.5 * np.sqrt(1 - beta_of(draws[:, 1], self.alpha))[:, None] * sides)
-        centre = np.floor(draws[:, 2:] * sides)
-        box = np.concatenate((np.maximum(centre - reach, 0), np.minimum(centre + reach, sides)), 1)
-        return np.where(draws[:, :1] < self.p, box, 0.0)
-
-
-MixingOp: TypeAlias = MixUp | CutMix
+        Args:
+            x: images as floats (batch, height, width, 3), or masks (batch, height, width) if the op does not blend.
+            others: the neighbours of `x`, of the same shape.
+            p: from `numbers`, float32.
+            arrays: functions of their framework.
+        """
 
 
 def beta_of(draws: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:

@@ -5,6 +5,7 @@ become tuples, numpy's numbers Python's, and an int a float if a float is meant.
 """
 
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -13,6 +14,8 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.options import Rule, a_list, as_float, between, check_fields, is_number, is_whole
 
 _LONGEST_SIDE_PX = 16384
+# Metadata of a parameter that is described only if it differs from its default, so that older descriptions stay equal.
+LATER = MappingProxyType({"later": True})
 Draws = Sequence[float]
 # From the place (x, y) in a result to the place (a x + b y + c, d x + e y + f) in the image, both in pixels. The centre
 # of the first pixel is (0.5, 0.5).

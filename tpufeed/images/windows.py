@@ -1,8 +1,4 @@
-"""Cut windows out of images and resize them, with a filter that suits the ratio, and the ops that do so."""
-
-import math
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+"""Cut windows out of images and resize them, with a filter that suits the ratio."""
 
 import cv2
 import numpy as np
@@ -10,9 +6,7 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import CheckedOp, Draws, Fill, SizePx, Window, apart, positive_range
-from tpufeed.images.rng import exp_each
-from tpufeed.options import between
+from tpufeed.images.protocols import Fill, Window, apart
 
 MOST_ENLARGED_PIXELS = 1 << 26
 _MOST_ASPECT = 16
@@ -172,156 +166,6 @@ def scalar(fill: Fill) -> tuple[int, int, int]:
     return (fill, fill, fill) if isinstance(fill, int) else fill
 
 
-@dataclass(frozen=True, slots=True)
-class Resize(CheckedOp):
-    """The whole image, resized.
-
-    Attributes:
-        size: in pixels: an int is the shorter side (aspect kept), a pair is (height, width).
-    """
-
-    size: SizePx
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 0
-    fill: ClassVar[int] = 0
-
-    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
-        if not isinstance(self.size, int):
-            return _pair(self.size)
-        return None if size is None else short_side_size(*size, self.size)
-
-    def window(self, height: int, width: int, draws: Draws) -> Window:
-        out = short_side_size(height, width, self.size) if isinstance(self.size, int) else _pair(self.size)
-        return Window(0, 0, height, width, *out)
-
-
-@dataclass(frozen=True, slots=True)
-class CenterCrop(CheckedOp):
-    """The middle of an image. A smaller image is enlarged first.
-
-    Attributes:
-        size: in pixels: an int for `size` x `size`, or (height, width).
-    """
-
-    size: SizePx
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 0
-    fill: ClassVar[int] = 0
-
-    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        return _pair(self.size)
-
-    def window(self, height: int, width: int, draws: Draws) -> Window:
-        out_height, out_width = _pair(self.size)
-        scale = min(1.0, height / out_height, width / out_width)
-        cut_height, cut_width = max(1, round(out_height * scale)), max(1, round(out_width * scale))
-        return Window(
-            (height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, out_height, out_width
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RandomResizedCrop(CheckedOp):
-    """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
-
-    Ten tries for a window that fits. If all fail, the largest central window within `ratio`.
-
-    Attributes:
-        size: size of the result in pixels: an int for `size` x `size`, or (height, width).
-        scale: (low, high) of the window's share of the area.
-        ratio: (low, high) of its width divided by its height.
-    """
-
-    size: SizePx = 224
-    scale: Annotated[tuple[float, float], positive_range(1.0)] = (0.08, 1.0)
-    ratio: Annotated[tuple[float, float], positive_range(1000.0)] = (3 / 4, 4 / 3)
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 22
-    fill: ClassVar[int] = 0
-
-    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        return _pair(self.size)
-
-    def window(self, height: int, width: int, draws: Draws) -> Window:
-        low, high = self.scale
-        log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for attempt in range(0, 20, 2):
-            area = height * width * (low + draws[attempt] * (high - low))
-            ratio = math.exp(log_low + draws[attempt + 1] * (log_high - log_low))
-            cut_height, cut_width = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-            if 0 < cut_height <= height and 0 < cut_width <= width:
-                top = int(draws[20] * (height - cut_height + 1))
-                left = int(draws[21] * (width - cut_width + 1))
-                return Window(top, left, cut_height, cut_width, *_pair(self.size))
-        cut_height = max(1, min(height, round(width / self.ratio[0])))
-        cut_width = max(1, min(width, round(height * self.ratio[1])))
-        return Window((height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, *_pair(self.size))
-
-    def windows(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Return `(top, left, height, width)` of the windows for draws (n, 22), as int64 (n, 4): those of `window`."""
-        low, high = self.scale
-        log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        sides = np.array([height, width])
-        found = np.empty((len(draws), 4), np.int64)
-        rows = np.arange(len(draws))
-        for attempt in range(0, 20, 2):
-            tries = draws[rows]
-            area = height * width * (low + tries[:, attempt] * (high - low))
-            ratio = exp_each(log_low + tries[:, attempt + 1] * (log_high - log_low))
-            cuts = np.rint(np.sqrt(np.stack((area / ratio, area * ratio), 1))).astype(np.int64)
-            fits = ((cuts > 0) & (cuts <= sides)).all(1)
-            cuts = cuts[fits]
-            found[rows[fits], :2] = tries[fits, 20:] * (sides - cuts + 1)  # truncated, as by int
-            found[rows[fits], 2:] = cuts
-            rows = rows[~fits]
-            if not len(rows):
-                return found
-        found[rows] = [self.window(height, width, drawn)[:4] for drawn in draws[rows[:1]].tolist()]  # all the same
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class RandomCrop(CheckedOp):
-    """A random window of `size` pixels after `padding` pixels of `fill` on each side. Nothing is resized.
-
-    torchvision's rule with `pad_if_needed`: a side that is still too short lies at a random place within the window.
-
-    Attributes:
-        size: in pixels: an int for `size` x `size`, or (height, width).
-        padding: pixels on each side.
-        fill: a level from 0 to 255, or (red, green, blue).
-    """
-
-    size: SizePx
-    padding: Annotated[int, between(0, 16384)] = 0
-    fill: Fill = 0
-    version: ClassVar[int] = 1
-    draws: ClassVar[int] = 2
-
-    def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        return _pair(self.size)
-
-    def window(self, height: int, width: int, draws: Draws) -> Window:
-        cut_height, cut_width = _pair(self.size)
-        top = self._start(height, cut_height, draws[0])
-        return Window(top, self._start(width, cut_width, draws[1]), cut_height, cut_width, cut_height, cut_width)
-
-    def _start(self, side: int, cut: int, draw: float) -> int:
-        """Draw the window's start within the padding. A side that is too short lies anywhere within the window."""
-        low, high = sorted((-self.padding, side + self.padding - cut))
-        return low + int(draw * (high - low + 1))
-
-    def windows(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Return `(top, left, height, width)` of the windows for draws (n, 2), as int64 (n, 4): those of `window`."""
-        cuts = np.array(_pair(self.size))
-        padding = np.array([self.padding, self.padding])
-        ends = np.stack((-padding, np.array([height, width]) + padding - cuts))
-        low, high = ends.min(0), ends.max(0)
-        found = np.empty((len(draws), 4), np.int64)
-        found[:, :2] = low + (draws * (high - low + 1)).astype(np.int64)
-        found[:, 2:] = cuts
-        return found
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+def pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return `(height, width)` for the size of an op: a number is both."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])

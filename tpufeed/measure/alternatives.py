@@ -27,19 +27,25 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.errors import ImageError, OptionError, StoreError, TpufeedError
-from tpufeed.images.affine import HorizontalFlip, VerticalFlip
-from tpufeed.images.color import ColorJitter, Grayscale
-from tpufeed.images.custom import Custom
+from tpufeed.images.device import DeviceOps
+from tpufeed.images.ops import (
+    CenterCrop,
+    ColorJitter,
+    Custom,
+    Grayscale,
+    HorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    VerticalFlip,
+)
 from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.policy import ImagePolicy, store_image
 from tpufeed.images.protocols import Op
-from tpufeed.images.windows import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.measure.commands import make_again, name_beside
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
 from tpufeed.processes.limits import available_cores
 from tpufeed.storage.copies_folder import free_bytes
-from tpufeed.stream.device_ops import DeviceOps
 from tpufeed.text import format_error
 
 _SPLIT = "train"

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from tpufeed.adapters.loader import Loader
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
-from tpufeed.images.affine import HorizontalFlip
-from tpufeed.images.ops import parse_op
+from tpufeed.images.description import parse_op
+from tpufeed.images.ops import HorizontalFlip, RandomResizedCrop
 from tpufeed.images.protocols import Op
-from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.measure.accelerator import Limits
 from tpufeed.measure.feeding import DeviceChoice, feed
 from tpufeed.measure.machine import machine, place_of

@@ -18,8 +18,8 @@ from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.errors import OptionError, TpufeedError, advised
 from tpufeed.images import HorizontalFlip
 from tpufeed.images.mixing import MixingOp
+from tpufeed.images.ops import RandomResizedCrop
 from tpufeed.images.protocols import Op
-from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
 from tpufeed.measure.commands import make_again

@@ -23,15 +23,15 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.sample import Sample, iter_flip_warnings
 from tpufeed.dataset.schema import HEIGHT, WIDTH, fixed_ints
 from tpufeed.errors import ImageError, OpError, OptionError, RecordError, advised
-from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels, Scratch
+from tpufeed.images.description import from_dict
+from tpufeed.images.device import DeviceOps
 from tpufeed.images.mending import seen_size
-from tpufeed.images.mixing import MixingOp, MixUp
-from tpufeed.images.ops import from_dict
+from tpufeed.images.mixing import MixingOp
+from tpufeed.images.ops import Custom, RandomResizedCrop
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws, Op
 from tpufeed.images.rng import uniforms
-from tpufeed.images.windows import RandomResizedCrop
 from tpufeed.stream.buffers import BufferLayout, Memory
 from tpufeed.stream.columns import (
     DEVICE_NUMBERS,
@@ -47,7 +47,6 @@ from tpufeed.stream.columns import (
     Rows,
     resolve_columns,
 )
-from tpufeed.stream.device_ops import DeviceOps
 from tpufeed.stream.joint import JointPipeline
 from tpufeed.stream.mixing import BatchOps, Mixing, mix_on_host
 from tpufeed.stream.options import LoaderOptions
@@ -390,7 +389,8 @@ class Decoder:
                 f"{name} needs the number of classes, and {self._url} does not name its classes: give --classes as you "
                 "shard or adopt it"
             )
-        blends = any(isinstance(op, MixUp) for op in ops)
+        mixing = [op for op in ops if isinstance(op, MixingOp)]
+        blends = next((type(op).__name__ for op in mixing if op.blends), "")
         others, masks = list[str](), list[str]()
         for each in self.columns.fields:
             column = each.columns[0].name
@@ -400,10 +400,10 @@ class Decoder:
                 masks.append(column)
             elif each.moves and column != LABEL:
                 raise OptionError(
-                    f"{'MixUp' if blends else name} cannot mix the column {column!r}, which would no longer fit the "
-                    "images: leave it out of columns=" + (", or MixUp out" if isinstance(each, Mask) else "")
+                    f"{blends or name} cannot mix the column {column!r}, which would no longer fit the images: leave "
+                    "it out of columns=" + (f", or {blends} out" if isinstance(each, Mask) else "")
                 )
-        return Mixing([op for op in ops if isinstance(op, MixingOp)], size, classes, others, masks)
+        return Mixing(mixing, size, classes, others, masks)
 
     def decode(
         self,

@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import OPEN_SHARDS, Reader
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.images.custom import Custom
+from tpufeed.images.ops import Custom
 from tpufeed.processes.limits import available_cores, limit_reached
 from tpufeed.processes.numa import Node, find_nodes, place_workers
 from tpufeed.storage.copies import LocalCopies

@@ -14,12 +14,12 @@ from tpufeed.dataset.order import World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.display.summary import Summary
 from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
+from tpufeed.images.device import Arrays
 from tpufeed.options import Number, checked
 from tpufeed.processes.limits import free_swap, limit_reached, memory_left, memory_limit
 from tpufeed.stream.batch import BatchDecoder, DecodedBatch, warn_of_flips
 from tpufeed.stream.buffers import BufferPool
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, SAMPLE, Batch, BatchForm, Column
-from tpufeed.stream.device_ops import Arrays
 from tpufeed.stream.executor import (
     CLOSED,
     BatchFuture,

@@ -12,8 +12,8 @@ import numpy as np
 from tpufeed.dataset.sample import Sample
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import OpError
-from tpufeed.images.custom import Custom
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.ops import Custom
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Draws
 from tpufeed.stream.columns import IMAGE, Field, Mask

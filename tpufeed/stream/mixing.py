@@ -1,4 +1,4 @@
-"""MixUp and CutMix over a batch on the device, or on the host, in any framework: see `images/mixing.py`."""
+"""Ops that mix rows over the columns of a batch, on the device or on the host, in any framework."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.images.mixing import MixingOp, MixUp
+from tpufeed.images.device import Arrays, BatchDraws, DeviceOps
+from tpufeed.images.mixing import MixingOp
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array
-from tpufeed.stream.device_ops import Arrays, DeviceOps, within_boxes
 
 
 class Mixing:
@@ -21,7 +21,7 @@ class Mixing:
         size: (height, width) of the images.
         classes: number of classes.
         others: names of the columns of further images.
-        masks: names of the columns of masks and depth, without MixUp: a blend of two classes is a third one.
+        masks: names of the columns of masks and depth, if no op blends.
 
     Attributes:
         ops: `ops`.
@@ -40,22 +40,14 @@ class Mixing:
         masks: Sequence[str] = (),
     ) -> None:
         self.ops, self._size, self.classes = tuple(ops), size, classes
-        self._images, self._masks = (IMAGE, *others), tuple(masks)
-        self.pixels = (*self._images, *self._masks)
+        self._images = (IMAGE, *others)
+        self.pixels = (*self._images, *masks)
         self.names = (*self.pixels, LABEL)
-        self.width = sum(_width(op) for op in ops)
+        self.width = sum(op.width for op in ops)
 
-    def parameters(self, draws: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
+    def parameters(self, draws: Sequence[BatchDraws]) -> npt.NDArray[np.float32]:
         """Return the numbers that `apply` needs, of shape (batch, width). `draws` is as in `DeviceOps.parameters`."""
-        columns = list[npt.NDArray[np.float64]]()
-        height, width = self._size
-        for op, drawn in zip(self.ops, draws, strict=True):
-            if isinstance(op, MixUp):
-                columns.append(op.shares(drawn)[:, None])
-            else:
-                box = op.boxes(height, width, drawn)
-                area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
-                columns.append(np.concatenate(((1 - area / (height * width))[:, None], box), 1))
+        columns = [op.numbers(self._size, drawn) for op, drawn in zip(self.ops, draws, strict=True)]
         return np.concatenate(columns, 1).astype(np.float32)
 
     def apply(self, columns: Mapping[str, Any], parameters: Any, arrays: Arrays) -> dict[str, Any]:
@@ -68,26 +60,18 @@ class Mixing:
             parameters: from `parameters`, float32 (batch, width).
             arrays: functions of their framework.
         """
-        images, start = {name: arrays.floats(columns[name]) for name in self._images}, 0
-        masks, y = {name: columns[name] for name in self._masks}, arrays.floats(columns[LABEL])
+        pixels, start = {name: columns[name] for name in self.pixels}, 0
+        pixels |= {name: arrays.floats(pixels[name]) for name in self._images}
+        y = arrays.floats(columns[LABEL])
         if len(y.shape) == 1:
             y = arrays.floats(y[:, None] == arrays.count(self.classes, y))
         for op in self.ops:
-            p = parameters[:, start : start + _width(op)]
-            start += _width(op)
+            p = parameters[:, start : start + op.width]
+            start += op.width
+            pixels = {name: op.mix(x, _neighbours(x, arrays), p, arrays) for name, x in pixels.items()}
             share = p[:, 0:1]
-            if isinstance(op, MixUp):
-                weight = share[:, :, None, None]
-                for name, x in images.items():
-                    images[name] = arrays.round(x * weight + _neighbours(x, arrays) * (1 - weight))
-            else:
-                inside = within_boxes(images[IMAGE], p[:, 1:], arrays)
-                for name, x in images.items():
-                    images[name] = arrays.where(inside, _neighbours(x, arrays), x)
-                for name, mask in masks.items():
-                    masks[name] = arrays.where(inside[..., 0], _neighbours(mask, arrays), mask)
             y = y * share + _neighbours(y, arrays) * (1 - share)
-        return {name: arrays.levels(x) for name, x in images.items()} | masks | {LABEL: y}
+        return pixels | {name: arrays.levels(pixels[name]) for name in self._images} | {LABEL: y}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +91,7 @@ class BatchOps:
         """Numbers per image."""
         return self.ops.width + (0 if self.mixing is None else self.mixing.width)
 
-    def parameters(self, draws: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float32]:
+    def parameters(self, draws: Sequence[BatchDraws]) -> npt.NDArray[np.float32]:
         """Return the numbers of all ops, of shape (batch, width). `draws` is as in `DeviceOps.parameters`."""
         if self.mixing is None:
             return self.ops.parameters(draws)
@@ -134,10 +118,6 @@ class BatchOps:
         if self.mixing is None:
             return {IMAGE: images}
         return self.mixing.apply({**columns, IMAGE: images}, numbers[:, self.ops.width :], arrays)
-
-
-def _width(op: MixingOp) -> int:
-    return 1 if isinstance(op, MixUp) else 5
 
 
 def _neighbours(values: Any, arrays: Arrays) -> Any:

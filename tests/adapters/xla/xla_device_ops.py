@@ -19,8 +19,8 @@ from tpufeed.images import (
     RandomResizedCrop,
     Resize,
 )
+from tpufeed.images.device import DeviceOps
 from tpufeed.images.rng import uniforms
-from tpufeed.stream.device_ops import DeviceOps
 
 ROWS = np.arange(4)
 OPS = [

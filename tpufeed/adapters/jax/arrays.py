@@ -4,7 +4,7 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from tpufeed.stream.device_ops import Arrays
+from tpufeed.images.device import Arrays
 
 ARRAYS = Arrays(
     floats=lambda x: x.astype(jnp.float32),

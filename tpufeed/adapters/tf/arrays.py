@@ -4,7 +4,7 @@ from functools import partial
 
 import tensorflow as tf
 
-from tpufeed.stream.device_ops import Arrays
+from tpufeed.images.device import Arrays
 
 ARRAYS = Arrays(
     floats=lambda x: tf.cast(x, tf.float32),

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from tpufeed.stream.device_ops import Arrays
+from tpufeed.images.device import Arrays
 
 
 def _einsum(form: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,14 @@
-"""The op that erases a rectangle."""
+"""A random rectangle is erased."""
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.device import Arrays, BatchDraws, Columns, Size, Step, color, refused, within_boxes
 from tpufeed.images.protocols import Draws, Fill, Probability, RandomlyApplied, copied, positive_range
 from tpufeed.images.rng import draw_between, exp_each, noise
 
@@ -79,3 +80,18 @@ class RandomErasing(RandomlyApplied):
             if not len(rows):
                 break
         return found
+
+    def on_device(self, size: Size) -> Step:
+        """Numbers: top, left, bottom, right of the rectangle."""
+        value = self.value
+        if isinstance(value, str):  # the only text that there is
+            raise refused(self, " with value='random', since noise is made on the host")
+
+        def parameters(draws: BatchDraws) -> Columns:
+            top, left, height, width = self.rectangles(*size, draws).T
+            return [top, left, top + height, left + width]
+
+        def apply(x: Any, p: Any, arrays: Arrays) -> Any:
+            return arrays.where(within_boxes(x, p, arrays), color(value, x, arrays), x)
+
+        return Step(size, 4, parameters, apply)

@@ -1,7 +1,4 @@
-"""All ops by name, and their two descriptions: plain data for manifests, and text for the command line.
-
-An op is imported and named in `__all__` here, and nowhere else.
-"""
+"""The two descriptions of ops: plain data for manifests, and text for the command line."""
 
 import ast
 import re
@@ -9,38 +6,13 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from tpufeed.errors import OptionError
-from tpufeed.images.affine import HorizontalFlip, Rotate, VerticalFlip
-from tpufeed.images.color import ColorJitter, GaussianBlur, Grayscale
-from tpufeed.images.custom import Custom
-from tpufeed.images.erasing import RandomErasing
+from tpufeed.images.ops import OPS, Custom
 from tpufeed.images.protocols import Op
-from tpufeed.images.randaugment import RandAugment
-from tpufeed.images.windows import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from tpufeed.text import format_value
 
-__all__ = [
-    "CenterCrop",
-    "ColorJitter",
-    "Custom",
-    "GaussianBlur",
-    "Grayscale",
-    "HorizontalFlip",
-    "RandAugment",
-    "RandomCrop",
-    "RandomErasing",
-    "RandomResizedCrop",
-    "Resize",
-    "Rotate",
-    "VerticalFlip",
-]
-
-OPS: Mapping[str, type[Any]] = MappingProxyType({name: globals()[name] for name in __all__})
-# Parameters that are described only if they differ from their defaults: older descriptions stay equal.
-_LEFT_OUT: Mapping[str, object] = {"sample": False, "transforms": None}
 _MOST_CHARACTERS = 1000
 _SHOWN_CHARACTERS = 100
 _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))?", re.DOTALL)
@@ -48,10 +20,11 @@ _CUSTOM = re.compile(r"(?P<target>[^\s()@'\"]*:[^\s()@'\"]*)(?:@(?P<version>.*))
 
 def to_dict(op: Op) -> dict[str, Any]:
     """Return the op as plain data for a manifest: name, version, parameters. Equal ops have equal descriptions."""
-    parameters = {field.name: getattr(op, field.name) for field in fields(op)}  # type: ignore[arg-type]  # a dataclass
-    for name, default in _LEFT_OUT.items():
-        if name in parameters and parameters[name] is default:
-            del parameters[name]
+    parameters = {
+        field.name: value
+        for field in fields(op)  # type: ignore[arg-type]  # a dataclass
+        if (value := getattr(op, field.name)) is not field.default or not field.metadata
+    }
     return {"op": type(op).__name__, "version": op.version, **parameters}
 
 

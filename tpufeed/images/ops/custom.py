@@ -1,10 +1,10 @@
-"""The op that calls a user's function."""
+"""A function of the user's."""
 
 import importlib
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from keyword import iskeyword
 from typing import Annotated, Any, ClassVar
@@ -13,7 +13,7 @@ import numpy as np
 
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import CheckedOp, Draws, SameSizeOp, keep
+from tpufeed.images.protocols import LATER, CheckedOp, Draws, SameSizeOp, keep
 from tpufeed.images.rng import generator
 from tpufeed.options import Rule, is_whole
 from tpufeed.text import format_value
@@ -52,7 +52,7 @@ class Custom(SameSizeOp):
 
     target: str | Augmentation
     version: Annotated[str, Rule("a short text, like '2'", _is_version, str)] = "1"
-    sample: bool = False
+    sample: bool = field(default=False, metadata=LATER)
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
