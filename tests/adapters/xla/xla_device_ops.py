@@ -1,4 +1,4 @@
-"""Run by test_device_ops.py: prints how far torch_xla's pixels are from torch's, and how often it compiled and waited.
+"""Run by images/test_device.py: prints how far torch_xla's pixels are from torch's, how often it compiled and waited.
 
 xla_device_ops.py
 """

@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frameworks import lazy
+from tests.images.ops.every import gather
+from tests.images.ops.test_rand_augment import ON_DEVICE
 from tpufeed.errors import OptionError
 from tpufeed.images import (
     CenterCrop,
@@ -121,38 +123,9 @@ def most_apart(ops, images, run, epoch=0):
     return np.abs(found.astype(int) - expected).max(initial=0)
 
 
-TRANSFORMS = [
-    *[(name, m, 0) for name in ("translate_x", "translate_y", "posterize", "solarize") for m in (0, 7, 30)],
-    *[(name, m, 1) for name in ("brightness", "color", "contrast", "sharpness") for m in (0, 10, 30)],
-    ("autocontrast", 0, 1),
-]
-CASES = {
-    "resized crop": ([RandomResizedCrop(70)], 1),
-    "crops of which some shrink by two": ([RandomResizedCrop((30, 40))], 1),
-    "resize": ([Resize(64)], 1),
-    "resize to less than half": ([Resize((40, 20))], 1),
-    "enlarge": ([Resize((100, 130))], 1),
-    "centre": ([CenterCrop(64)], 0),
-    "centre of a larger image": ([CenterCrop((120, 60))], 1),
-    "crop": ([RandomCrop((50, 60))], 0),
-    "padded crop": ([RandomCrop(88, padding=9, fill=77)], 0),
-    "crop larger than the image": ([RandomCrop((120, 98), fill=(1, 200, 30))], 0),
+CASES = {str(case.op): ([case.op], case.device) for case in gather("CASES") if case.device is not None} | {
     "a window op of a user's": ([Zoom()], 1),
     "flips": ([HorizontalFlip(), VerticalFlip(0.3)], 0),
-    "grey": ([Grayscale(0.5)], 0),
-    "brightness": ([ColorJitter(brightness=(0.2, 3.0))], 1),
-    "contrast": ([ColorJitter(contrast=(0.2, 3.0))], 1),
-    "saturation": ([ColorJitter(saturation=(0.2, 3.0))], 1),
-    "hue": ([ColorJitter(hue=0.5)], 0),
-    "jitter": ([ColorJitter(0.4, 0.4, 0.4, 0.1)], 2),
-    "blur": ([GaussianBlur(p=0.8)], 2),
-    "wide blur": ([GaussianBlur(sigma=(4.0, 10.0), p=0.8)], 2),
-    "erase": ([RandomErasing(0.8, value=(9, 8, 7))], 0),
-    "erase by black": ([RandomErasing(0.8)], 0),
-    **{
-        f"{name} {m}": ([RandAugment(1, m, fill=9, transforms=(name, "identity"))], most)
-        for name, m, most in TRANSFORMS
-    },
     "nothing random": ([CenterCrop(64), Resize(32)], 1),
     # A level before a shift of the hue may be a step of hue, and 6 levels, after it.
     "chain": (
@@ -164,7 +137,7 @@ CASES = {
 
 # torch runs at once what the others compile for half a second, so it has the single transforms, and noise alone.
 COMPILED = [case for case, (ops, _) in CASES.items() if not isinstance(ops[0], RandAugment)]
-RANDAUGMENT = tuple(dict.fromkeys(name for name, *_ in TRANSFORMS))
+RANDAUGMENT = tuple(name for name in ON_DEVICE if name != "identity")
 
 
 @pytest.mark.first_cases(18)
@@ -293,7 +266,7 @@ def test_one_program_serves_every_batch_under_torch_xla():
 @pytest.mark.all
 @pytest.mark.uses("torch")
 def test_a_chain_of_random_transforms_is_equal_but_for_a_few_pixels():
-    ops = [RandAugment(3, 12, fill=(1, 2, 3), transforms=sorted({name for name, _, _ in TRANSFORMS}))]
+    ops = [RandAugment(3, 12, fill=(1, 2, 3), transforms=sorted(RANDAUGMENT))]
     images, made = make_images(SIZE, 64), DeviceOps(ops, SIZE)
     draws = draw(ops, 64)
     apart = np.abs(on_host(ops, images, draws) - by_torch(made, images, made.parameters(draws)).astype(int))

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
+from tests.images.ops.every import Case
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images import Custom, HorizontalFlip, RandomCrop, RandomResizedCrop
 from tpufeed.images.decoding import decode
@@ -20,7 +22,12 @@ from tpufeed.images.description import from_dict, to_dict
 from tpufeed.images.pipeline import Pipeline, check_deterministic, run_views
 from tpufeed.images.protocols import PixelOp
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
+names = st.from_regex(r"[a-z_ü][a-z0-9_]{0,6}", fullmatch=True).map(lambda name: name + "x")
+versions = st.text("ab1.@ -", min_size=1, max_size=9).filter(lambda text: text == text.strip())
+CASES = [Case(Custom("custom_ops:noisy"), 0x362B3227)]
+MADE = [st.builds(Custom, st.builds("{}.{}:{}".format, names, names, names), versions)]
+SAME = [(Custom("a:b", 2), Custom("a:b", "2"))]
 DRAWS = [0.1, 0.2, 0.3, 0.4]
 IMAGE = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)
 IMAGE.flags.writeable = False

@@ -1,76 +1,46 @@
-"""What every pixel op keeps to: memory, size, draws, and pixels that only change with the version."""
+"""What every op keeps to: a case and a row, memory, size, draws, and pixels that only change with the version."""
 
-import functools
 import platform
+import re
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.images.float_resizing import bilinear
+from tests.images.ops.every import LARGEST, gather
 from tpufeed.errors import ImageError
 from tpufeed.images import (
-    CenterCrop,
     ColorJitter,
     Custom,
-    GaussianBlur,
-    Grayscale,
     HorizontalFlip,
     RandAugment,
-    RandomCrop,
     RandomErasing,
     RandomResizedCrop,
     Resize,
     Rotate,
-    VerticalFlip,
 )
 from tpufeed.images.affine import warp
-from tpufeed.images.ops import color_jitter
-from tpufeed.images.ops.color_jitter import shift_hue
+from tpufeed.images.ops import EVERY, OPS
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.rng import generator, noise, uniforms
 
-LARGEST = 1 - 2**-53
 unit = st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 0.5, LARGEST])
 sides = st.sampled_from([1, 2, 3]) | st.integers(1, 40)
 
-# Bytes that OpenCV 4.9, 4.12 and 5.0 agree on. Whoever changes one gives its op another version.
-GOLDEN = [
-    (Resize(40), 0x053B03FE),
-    (Resize((90, 33)), 0xBC70B3A8),
-    (CenterCrop(50), 0xBF70AA57),
-    (RandomResizedCrop(48), 0xA2C6E5DC),
-    (RandomCrop(40, 4), 0xAFE11896),
-    (RandomCrop((70, 90), 3, (9, 8, 7)), 0x9EE4E5AC),
-    (HorizontalFlip(1), 0xA0ABF60B),
-    (VerticalFlip(1), 0x53264D6E),
-    (Rotate(45, (1, 2, 3)), 0x5205E354),
-    (ColorJitter(brightness=0.4), 0xC5C52AC1),
-    (ColorJitter(contrast=0.4), 0xF861B34C),
-    (ColorJitter(saturation=0.4), 0x10C98022),
-    (ColorJitter(hue=0.3), 0xDBFF55C8),
-    (ColorJitter(0.4, 0.4, 0.4, 0.1), 0x0FFD0AD6),
-    (Grayscale(), 0x02BE32B6),
-    (GaussianBlur(), 0xCC9EB4EC),
-    (RandomErasing(1), 0x157A1148),
-    (RandomErasing(1, value="random"), 0x1D0A3DF2),
-    (RandAugment(), 0x6B959B00),
-    (RandAugment(4, 25), 0x65197661),
-    (RandAugment(2, 9, transforms=("identity", "shear_y", "posterize", "equalize")), 0x046BA4D8),
-    (Custom("custom_ops:noisy"), 0x362B3227),
-]
-PIXEL_OPS = [op for op, _ in GOLDEN if hasattr(op, "apply")]
+CASES = gather("CASES")
+PIXEL_OPS = [case.op for case in CASES if case.crc is not None and hasattr(case.op, "apply")]
 pixel_ops = pytest.mark.parametrize("op", PIXEL_OPS, ids=str)
 
 
 @pytest.fixture(autouse=True)
 def _custom_ops(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
 
 
 def picture(height, width):
@@ -87,8 +57,15 @@ def strided(height, width, seed):
     return image
 
 
-@pytest.mark.parametrize(("op", "crc"), GOLDEN, ids=lambda value: value if isinstance(value, int) else str(value))
-def test_pixels_of_a_version_never_change(op, crc):
+def test_each_op_of_one_image_has_a_case_and_a_row_of_the_page():
+    assert {type(case.op) for case in CASES if case.crc is not None} == set(OPS.values())
+    page = (Path(__file__).parents[3] / "docs/api/images.md").read_text()
+    assert sorted(re.findall(r"^::: tpufeed\.images\.(\w+)$", page, re.MULTILINE)) == [*EVERY]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.crc is not None], ids=lambda case: str(case.op))
+def test_pixels_of_a_version_never_change(case):
+    op, crc = case.op, case.crc
     assert op.version in (1, "1")
     pipeline, found, resizes = Pipeline([op], 0), 0, isinstance(op, Resize | RandomResizedCrop)
     is_arm = platform.machine() == "aarch64"  # where OpenCV cuts off what it rounds elsewhere
@@ -101,26 +78,6 @@ def test_pixels_of_a_version_never_change(op, crc):
         found = zlib.crc32(np.ascontiguousarray(pixels), found)
     if not is_arm or not (resizes or any(getattr(op, "hue", ()))):
         assert f"{found:08x}" == f"{crc:08x}"
-
-
-def test_hues_are_the_same_where_a_scaled_product_is_cut_off(monkeypatch):
-    """As OpenCV's is on Arm."""
-    image, multiply = picture(61, 83), cv2.multiply
-
-    def cut_off(first, second, scale=1.0, **options):
-        if scale == 1:
-            return multiply(first, second, **options)
-        return np.trunc(first * np.float64(scale) * second).astype(np.uint8)
-
-    expected = [shift_hue(image, steps, None) for steps in range(0, 256, 17)]
-    monkeypatch.setattr(cv2, "multiply", cut_off)
-    color_jitter._scaling_rounds.cache_clear()
-    try:
-        assert not color_jitter._scaling_rounds()
-        found = [shift_hue(image, steps, None) for steps in range(0, 256, 17)]
-    finally:
-        color_jitter._scaling_rounds.cache_clear()
-    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.first_cases(7)
@@ -170,13 +127,12 @@ def test_threads_give_the_same_pixels(op):
 
 def test_ops_happen_with_their_probability():
     draws = uniforms(0, 0, np.arange(2500), 0, 30).tolist()
-    rotate = functools.partial(Rotate, 9)
-    for op in (HorizontalFlip, VerticalFlip, Grayscale, GaussianBlur, RandomErasing, rotate):
-        for p in (0.0, 0.1, 0.5, 1.0):
-            made = op(p=p)
+    for op in PIXEL_OPS:
+        for p in (0.0, 0.1, 0.5, 1.0) if hasattr(op, "p") else ():
+            made = replace(op, p=p)
             assert abs(sum(not made.skips(drawn) for drawn in draws) / 2500 - p) < 0.04, made
-        assert op(p=0.0).skips([0.0] * 30)
-        assert not op(p=1.0).skips([LARGEST] * 30)
+            assert p > 0 or made.skips([0.0] * 30)
+            assert p < 1 or not made.skips([LARGEST] * 30)
 
 
 @pytest.mark.parametrize(
@@ -204,25 +160,6 @@ def test_neutral_parameters_leave_the_image(op):
         if not isinstance(op, HorizontalFlip | RandomErasing):
             assert np.array_equal(op.apply(image, draws, np.empty_like(image)), image)
     assert isinstance(op, Custom) or op.skips([0.0] * op.draws)
-
-
-@pytest.mark.parametrize("side", [2, 5])
-def test_no_pair_of_transforms_writes_to_the_image(side):
-    image = strided(side, side, 3)
-    for first in range(14):
-        for second in range(14):
-            draws = [(first + 0.5) / 14, 0.0, (second + 0.5) / 14, 0.9]
-            found = RandAugment(2).apply(image, draws, None)  # the image is read-only
-            assert np.array_equal(RandAugment(2).apply(image, draws, np.empty_like(found)), found)
-
-
-def test_grey_images_stay_grey():
-    grey = np.repeat(picture(40, 30)[..., :1], 3, axis=2)
-    for op in (ColorJitter(saturation=(0.3, 3)), ColorJitter(hue=0.5), Grayscale(1)):
-        for draw in (0.0, 0.3, LARGEST):
-            assert np.array_equal(op.apply(grey, [draw] * op.draws, None), grey)
-    flat = np.full((9, 9, 3), (3, 99, 255), np.uint8)
-    assert np.array_equal(GaussianBlur(sigma=2.0).apply(flat, [0.0, 0.0], None), flat)
 
 
 def test_images_too_large_for_a_map_of_16_bits_are_rejected():
