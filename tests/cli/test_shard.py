@@ -90,8 +90,8 @@ def test_what_becomes_of_a_table_s_columns_is_said(run, photo_folder, tmp_path):
         csv.writer(file).writerows([["path", "species", "height_cm", "note"], *([*row, row[2]] for row in rows)])
         csv.writer(file).writerow([rows[0][0], "cat", "", 3])
     warnings = [
-        "warning: no labels: none of the columns species, height_cm, note is called label, class ...; pass --label "
-        "COLUMN or --label none",
+        "warning: no labels: none of the columns species, height_cm, note is called label, class or the like. "
+        "Pass --label COLUMN or --label none",
         "warning: height_cm is text: row 8 says 'tall'; 8 of 9 are numbers",
         "warning: note is text: row 8 says 'tall'; 9 of 10 are numbers",
     ]

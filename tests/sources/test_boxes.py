@@ -484,7 +484,7 @@ def test_formats_that_are_none(text):
 
 def test_a_keypoint_without_numbers_is_a_bad_box():
     _, problem = ColumnTypes(declare(None, "points", ())).learn({"points": [[]]})
-    assert problem == ("bad_box", "the column 'points' has the shape [1, 0]; it is for keypoints")
+    assert problem == ("bad_box", "the column 'points' has the shape [1, 0]. It is for keypoints")
 
 
 def test_shares_that_are_taken_for_pixels_are_said(table, tmp_path):

@@ -160,7 +160,7 @@ def test_rows_without_bytes_are_read_by_their_path_or_rejected(small_jpegs, tmp_
     base = f"{tmp_path}/rows/data/train.parquet"
     assert rejects[f"{base}, row 4"] == (
         "unreadable",
-        f"row 4 of {base} has nothing in its column 'image'; expected bytes or a path",
+        f"row 4 of {base} has nothing in its column 'image'. Expected bytes or a path",
     )
     assert rejects[f"{base}, row 5"][0] == "unreadable"
     assert rejects["lost.jpg"] == ("unreadable", f"there is no such file; row 6 of {base} names it")

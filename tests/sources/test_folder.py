@@ -397,5 +397,5 @@ def test_only_a_dataset_is_said_to_be_one(small_jpegs, tmp_path):
     with pytest.raises(NoInputsError, match=f"tpufeed cache warmup '{tmp_path}/my flowers' CACHE"):
         tpufeed.shard(tmp_path / "my flowers", tmp_path / "d", workers=1)
     (tmp_path / "my flowers/manifest.json").unlink()
-    with pytest.raises(NoInputsError, match="unfinished build of a dataset; run its command again"):
+    with pytest.raises(NoInputsError, match=r"unfinished build of a dataset\. Run its command again"):
         tpufeed.shard(tmp_path / "my flowers", tmp_path / "d", workers=1)

@@ -223,7 +223,7 @@ BAD = {
     "text": ([["1", 2, 3, 4, 5, 6]], '[["1", 2, 3, 4, 5, 6]]'),
     "null": ([[None, 2, 3, 4, 5, 6]], "null"),
     "a number": (7, "7"),
-    "another size": (runs(BLOT.T), "its run lengths are for 60x80 pixels; the image has 80x60"),
+    "another size": (runs(BLOT.T), "its run lengths are for 60x80 pixels. The image has 80x60"),
     "no size": ({"counts": "abc"}, "size"),
     "a size of nothing": ({"counts": [], "size": [0, 0]}, "0x0"),
     "a negative size": ({"counts": "0", "size": [-HEIGHT, -WIDTH]}, "-80x-60"),

@@ -61,13 +61,13 @@ def declare(boxes: str | None, keypoints: str | None, columns: Sequence[Declared
             continue
         said = declared.get(name, Declared(name, "float32", None, each))
         if said.dtype != "float32" or said.shape is not None or (said.each != each and kind == "boxes"):
-            raise OptionError(f"the column {name!r} of {kind} is declared as {said}; leave this declaration out")
+            raise OptionError(f"the column {name!r} of {kind} is declared as {said}. Leave this declaration out")
         declared[name] = said._replace(kind=kind)
     return tuple(declared.values())
 
 
 def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
-    """Parse pairs like "1:2,3:4", or a list of pairs; "none" means no pairs. Raises OptionError."""
+    """Parse pairs like "1:2,3:4", or a list of pairs. "none" means no pairs. Raises OptionError."""
     pairs: Any = flip_pairs
     if isinstance(flip_pairs, str):
         pairs = [] if flip_pairs == "none" else [each.split(":") for each in flip_pairs.split(",")]
@@ -79,7 +79,7 @@ def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
         except (TypeError, ValueError):
             raise OptionError(
                 f"flip_pairs {flip_pairs!r}: {pair!r} is not a pair of indexes of keypoints, which count from 0. Write "
-                "1:2,3:4 or [(1, 2), (3, 4)]; none or [] if no points are left and right"
+                "1:2,3:4 or [(1, 2), (3, 4)], or none or [] if no points are left and right"
             ) from None
         found.append((one, other))
     return tuple(found)
@@ -114,12 +114,12 @@ def mark_boxes(
         if spec.name in box_columns:
             owner = boxes or owner
             if spec.shape is not None:
-                raise OptionError(f"the column {spec.name!r} should have a value per box; it holds {spec.type_text}")
+                raise OptionError(f"the column {spec.name!r} should have a value per box. It holds {spec.type_text}")
         if spec.kind == "keypoints":
             of_boxes = len(spec.each) == 2
             if len(spec.each) not in (1, 2) or spec.each[-1] not in (2, 3) or (of_boxes and boxes is None):
                 raise OptionError(
-                    f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}; expected x, y "
+                    f"the column {spec.name!r} of keypoints has items of the shape {list(spec.each)}. Expected x, y "
                     "and maybe a visibility, or with --boxes a list of these for each box"
                 )
             owner = boxes if of_boxes and boxes is not None else spec.of
@@ -161,7 +161,7 @@ class BoxMover:
     def move(
         self, features: Mapping[str, Feature], size: tuple[int, int], stored: Geometry
     ) -> tuple[dict[str, Feature], _Bools, int]:
-        """Return the features of a sample with boxes and keypoints moved, which boxes are kept, and how many clipped.
+        """Move the boxes and keypoints of a sample. Return its features, which boxes are kept, and how many clipped.
 
         `size` is the height and width of the image that their numbers refer to. `stored` maps it to the stored one. A
         box outside the stored image, as "fit" cuts it, is dropped with the values that belong to it. A box is clipped
@@ -179,7 +179,7 @@ class BoxMover:
             if spec.flip_pairs and spec.lengths and len(spec.each) == 1 and len(points) not in (0, spec.lengths[1]):
                 raise ImageError(
                     "bad_box",
-                    f"the column {spec.name!r} has {len(points)} keypoints; expected {spec.lengths[1]} or none, as "
+                    f"the column {spec.name!r} has {len(points)} keypoints. Expected {spec.lengths[1]} or none, as "
                     "flip_pairs name them by index",
                 )
             unset = ~points.any(axis=1) & (spec.each[-1] == 3)  # COCO's notation for a point that was not marked
@@ -203,7 +203,7 @@ class BoxMover:
                     raise ImageError(
                         "bad_box",
                         f"the column {name!r} has {_format(list(features[spec.name].values))}, {count:g} for the "
-                        f"{len(boxes)} boxes in {self._boxes.name!r}; expected one for each",
+                        f"{len(boxes)} boxes in {self._boxes.name!r}. Expected one for each",
                     )
             corners = np.clip(corners, 0, [width, height, width, height]).astype(np.float32)
             corners, kept = stored.move_boxes(corners, 0.0)
@@ -236,7 +236,7 @@ class BoxMover:
         ends = "the right and bottom edges" if are_corners else "the width and height"
         above = "beyond the left and top ones" if are_corners else "above 0"
         empty = (sizes <= 0).any(axis=1) | (sizes.prod(axis=1) < _LEAST_AREA)
-        _refuse(spec, boxes, empty, f"it is upside down or empty; expected {ends} {above}: check the box format")
+        _refuse(spec, boxes, empty, f"it is upside down or empty. Expected {ends} {above}: check the box format")
         most = np.array([width, height, width, height])
         outside: _Bools = np.any((corners < -_OUTSIDE_PX) | (corners > most + _OUTSIDE_PX), axis=1)
         inside = np.clip(corners, 0, most)

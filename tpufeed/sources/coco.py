@@ -168,7 +168,7 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         if times > 1:
             places = [str(place) for place, each in enumerate(ids) if each == value]
             raise SourceError(
-                f"{where}: {times} of its {what} have the id {value!r}: {', '.join(places[:_SHOWN])} (from 0); remove "
+                f"{where}: {times} of its {what} have the id {value!r}: {', '.join(places[:_SHOWN])} (from 0). Remove "
                 "all but one, or give each its own id"
             )
     by_image: dict[int, list[_Annotation]] = {image.id: [] for image in images}
@@ -177,7 +177,7 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         said = f"{where}: {len(unknown):,} of its {len(annotations):,} annotations"
         why = f"of images that are not in the file, like image {unknown[0]}"
         if len(unknown) == len(annotations):
-            raise SourceError(f"{said} are {why}; give the file that also lists their images")
+            raise SourceError(f"{said} are {why}. Give the file that also lists their images")
         coco.notes.append(f"{said} are {why}, and are left out")
     for one in annotations:
         by_image.get(one.image_id, []).append(one)
@@ -185,7 +185,7 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
     marked = [one for one in kept if one.keypoints]
     points = len(marked[0].keypoints or ()) // _POINT if marked else 0
     if points > _MOST_POINTS:
-        raise SourceError(f"{where}: an annotation has {points:,} keypoints; at most {_MOST_POINTS:,} are allowed")
+        raise SourceError(f"{where}: an annotation has {points:,} keypoints. At most {_MOST_POINTS:,} are allowed")
     categories.sort(key=lambda category: (isinstance(category.id, str), category.id))
     used = {one.category_id for one in marked}  # all categories that have keypoints must agree on the pairs
     pairs = {_pair_names(category.keypoints, points) for category in categories if category.id in used}
@@ -251,7 +251,7 @@ def _take_rows(
         image_id, has_name = _to_id(said), isinstance(file, str) and bool(file)
         if image_id is None or not has_name:
             wrong = (
-                f"the 'id' {said!r:.{_SAID}} and the 'file_name' {file!r:.{_SAID}}; expected a number or text, and text"
+                f"the 'id' {said!r:.{_SAID}} and the 'file_name' {file!r:.{_SAID}}. Expected a number or text, and text"
             )
             place = str(file) if has_name else name_of_row(where.rpartition("/")[2], number)
             coco.lost.append((place, f"the image {number} (from 0) of {where} has {wrong}"))
@@ -272,7 +272,7 @@ def _take_rows(
         row.image_id = _to_id(row.image_id)
         if row.image_id in known and (wrong := _take_fields(row)):
             problem = f"{wrong!r} {getattr(row, wrong)!r:.{_SAID}} in annotation {number} (from 0)"
-            coco.problems.setdefault(row.image_id, f"{problem}; expected {_ROW_FIELDS[wrong]}")
+            coco.problems.setdefault(row.image_id, f"{problem}. Expected {_ROW_FIELDS[wrong]}")
             continue
         annotations.append(row)
     if (rows and boxless == len(rows)) or (loose.images and not images):
@@ -302,11 +302,11 @@ def _find_fault(one: _Annotation, coco: Coco) -> str:
     if one.category_id not in coco.categories:
         return f"'category_id' {one.category_id}, which is not among its {len(coco.categories)} categories"
     if not -_INT64 <= one.iscrowd < _INT64:
-        return f"'iscrowd' {str(one.iscrowd)[:_SAID]}; expected 0 or 1"
+        return f"'iscrowd' {str(one.iscrowd)[:_SAID]}. Expected 0 or 1"
     if one.keypoints and coco.keypoints and len(one.keypoints) != coco.keypoints * _POINT:
         expected = coco.keypoints * _POINT
-        return f"'keypoints' of {len(one.keypoints)} numbers; expected {expected}, as others have"
-    return "" if len(one.bbox) == _BOX else f"'bbox' {one.bbox[: _BOX + 1]}; expected left, top, width and height"
+        return f"'keypoints' of {len(one.keypoints)} numbers. Expected {expected}, as others have"
+    return "" if len(one.bbox) == _BOX else f"'bbox' {one.bbox[: _BOX + 1]}. Expected left, top, width and height"
 
 
 def _pair_names(names: Any, points: int) -> FlipPairs | None:
@@ -331,7 +331,7 @@ class CocoSource(Source):
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
             raise OptionError(
-                f"{place.store.url}: {len(place.files)} COCO files; name their splits, like "
+                f"{place.store.url}: {len(place.files)} COCO files. Name their splits, like "
                 "train=train.json,val=val.json, or shard each separately with its images"
             )
         places = place.parts or (place,)
@@ -366,7 +366,7 @@ class CocoSource(Source):
             if coco.keypoints not in (0, self._keypoints):
                 raise SourceError(
                     f"{coco.where}: annotations have {coco.keypoints} keypoints, and {self._keypoints} in another of "
-                    "the files; shard it separately"
+                    "the files. Shard it separately"
                 )
         self._has_text_ids = any(isinstance(image.id, str) for coco in cocos for image in coco.images)
         pairs = {coco.flip_pairs for coco in cocos if coco.keypoints}
@@ -431,7 +431,7 @@ class CocoSource(Source):
             problem = "unreadable", f"there is no such file; {said} names it"
         elif other:
             twice = f"{said} is also the image {other}"
-            problem = "bad_box", f"{twice}; remove one of them, or put the annotations of both under one id"
+            problem = "bad_box", f"{twice}. Remove one of them, or put the annotations of both under one id"
         elif refused := next(filter(None, [coco.problems.get(image.id), *wrong]), None):
             problem = "bad_box", f"an annotation of {said} has the {refused}"
         elif wrong_size:
@@ -454,7 +454,7 @@ class CocoSource(Source):
 def _common_base(bases: Sequence[str]) -> str:
     """Return the folder that holds all of some folders, or the first one if no folder does. Raises OptionError."""
     if len(set(bases)) > 1 and any("::" in base for base in bases):
-        raise OptionError(f"images of several splits are in a zip ({', '.join(bases[:_SHOWN])}); unpack it first")
+        raise OptionError(f"images of several splits are in a zip ({', '.join(bases[:_SHOWN])}). Unpack it first")
     levels = zip(*(base.split("/") for base in bases), strict=False)
     common = [level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels)]
     has_root = len(common) >= (3 if "://" in bases[0] else 1)  # gs://bucket has three parts
@@ -472,6 +472,6 @@ def _other_ids(cocos: Sequence[Coco]) -> Iterator[str]:
         )
         if example := next(differ, None):
             yield (
-                f"{coco.where}: its category {example}, which has another id in {first.where}; categories of one name "
+                f"{coco.where}: its category {example}, which has another id in {first.where}. Categories of one name "
                 "are one class, with the id of the first file"
             )

@@ -78,7 +78,7 @@ def find_splits(folder: Folder) -> Place | None:
     missing = [
         name for name in (*folders, *sorted(inside)) if None not in splits and splits_mentioned([name]) - {*splits}
     ]
-    note = f"{', '.join(missing)} in {store.url}: there is no annotations/instances_*.json of that name; left out"
+    note = f"{', '.join(missing)} in {store.url}: there is no annotations/instances_*.json of that name. It is left out"
     places = list(zip(splits, (info for _, info in named), strict=True))
     return _place_of(folder, places, note if missing else "")
 
@@ -156,7 +156,7 @@ def find_images(where: str, names: Sequence[str], store: Store, folder: str | No
         why = f"{like} {next(iter(found))}, which has the name of another split"
     else:
         why = f"no image like {names[0]} is in the {len(counts)} folders around {store.url}"
-    raise OptionError(f"{where}: {why}; pass the folder that its file names are relative to: --image DIR")
+    raise OptionError(f"{where}: {why}. Pass the folder that its file names are relative to: --image DIR")
 
 
 def _look_around(tops: Sequence[str], names: Sequence[str]) -> tuple[dict[str, int], set[str]]:

@@ -94,7 +94,7 @@ def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
         more = " ..." if len(configs) > _SHOWN else ""
         raise OptionError(
             f"{store.url} has {len(configs)} folders of Parquet files, which are configurations of a dataset: "
-            f"{', '.join(configs[:_SHOWN])}{more}; choose one: {store.url.rstrip('/')}/{configs[0]}"
+            f"{', '.join(configs[:_SHOWN])}{more}. Choose one: {store.url.rstrip('/')}/{configs[0]}"
         )
     return with_splits(rows)
 
@@ -157,12 +157,12 @@ def _saved_files(store: Store, state: str, by_name: Mapping[str, ObjectInfo]) ->
         raise SourceError(f"{where} was not written by save_to_disk: {type(error).__name__}: {error}") from error
     if is_chosen:
         raise OptionError(
-            f"{where}: a file of indices selects rows; in Python, call flatten_indices() of the dataset and save it "
+            f"{where}: a file of indices selects rows. In Python, call flatten_indices() of the dataset and save it "
             "again"
         )
     for name in names:
         if name not in by_name:
-            raise SourceError(f"{where} names the file {name!r}, which is missing; copy the folder again")
+            raise SourceError(f"{where} names the file {name!r}, which is missing. Copy the folder again")
     return names
 
 
@@ -184,19 +184,19 @@ class ColumnarSource(Source):
         store = place.store
         files = find_files(store, place.files) if place.folder else with_splits(place.files)
         if options.split_by == "folder":
-            raise OptionError("Parquet and Arrow files have no folders to split by; name one of their columns")
+            raise OptionError("Parquet and Arrow files have no folders to split by. Name one of their columns")
         unsaid = next((info.name for info, split in files if split is None), None)
         said = {split for _, split in files if split is not None}
         if options.split_shares is not None or options.split_by is not None:
             if len(said) > 1:
                 raise OptionError(
                     f"{store.url} has files of the splits {', '.join(sorted(said))}, which shares or --split-by would "
-                    "mix; leave these out to keep the splits, or name the files of one: 'data/train-*.parquet'"
+                    "mix. Leave these out to keep the splits, or name the files of one: 'data/train-*.parquet'"
                 )
         elif said and unsaid is not None:
             raise OptionError(
-                f"{store.url}: the name of {unsaid} gives no split, but other names do ({', '.join(sorted(said))}); "
-                "name the files to read, like 'data/train-*.parquet'"
+                f"{store.url}: the name of {unsaid} gives no split, but other names do ({', '.join(sorted(said))}). "
+                "Name the files to read, like 'data/train-*.parquet'"
             )
         if not files:
             raise NoInputsError(f"{store.url} has no rows")
@@ -237,7 +237,7 @@ class ColumnarSource(Source):
             is_unlabelled = split is not None and columns.label is not None and file.has_no_labels(columns.label)
             notes = [layout.format_left_out(columns)]
             if is_unlabelled:
-                notes = [f"the split {split} has no labels (all are -1) and is left out; shard it with --label none"]
+                notes = [f"the split {split} has no labels (all are -1) and is left out. Shard it with --label none"]
             if options.shards is None and file.largest_group > options.size_bytes:  # several shards have to decode it
                 notes.append(
                     f"row groups have up to {file.largest_group / 1e6:,.0f} MB, more than a shard: each shard decodes "
@@ -251,7 +251,7 @@ class ColumnarSource(Source):
             if names and self.contents.class_names is None:
                 raise SourceError(
                     f"{self.base}: {info.name} names the classes in its column {columns.label!r}, and the first "
-                    "file of its split does not; write all files with the same features"
+                    "file of its split does not. Write all files with the same features"
                 )
             if names and given is not None and not options.keeps_classes and are_renamed(names, given):
                 names = None  # numbers are places in the user's list
@@ -264,7 +264,7 @@ class ColumnarSource(Source):
 
 
 def _name_labels(column: str, names: Sequence[str], record: Record) -> Record:
-    """Replace the ids of classes by their names; -1, which stands for no label, stays."""
+    """Replace the ids of classes by their names. -1 means no label, and stays."""
 
     def name_of(value: Any) -> Any:
         if isinstance(value, list):
@@ -322,7 +322,7 @@ class _Layout:
             named = [name for usual in IMAGE_COLUMNS for name in candidates if name.lower() == usual]
             if len(candidates) != 1 and not named:
                 raise OptionError(
-                    f"{self._where}: the columns {', '.join(self.images)} hold images; choose one: --image "
+                    f"{self._where}: the columns {', '.join(self.images)} hold images. Choose one: --image "
                     f"{next(iter(self.images))}"
                 )
             image = candidates[0] if len(candidates) == 1 else named[0]
@@ -543,7 +543,7 @@ class _ArrowFile:
             return [None] * len(values)
         start = data.address - self._bytes.address
         if not 0 <= start <= self._bytes.size - data.size:
-            raise SourceError(f"{info.name} is compressed, so its images cannot be read in place; save it uncompressed")
+            raise SourceError(f"{info.name} is compressed, so its images cannot be read in place. Save it uncompressed")
         dtype = np.dtype(np.int64 if str(values.type) == "large_binary" else np.int32)
         stops = np.frombuffer(ends, dtype)[values.offset : values.offset + len(values) + 1].tolist()
         return [
@@ -561,6 +561,6 @@ def _open_file(store: Store, name: str) -> Iterator[_File]:
         return
     path = store.local_path(name)
     if path is None:
-        raise OptionError(f"{where}: Arrow files have to be local; copy the folder to this machine")
+        raise OptionError(f"{where}: Arrow files have to be local. Copy the folder to this machine")
     with parquet_errors(where, SourceError):
         yield _ArrowFile(path)

@@ -264,7 +264,7 @@ class _Column:
             if each is None:
                 if len(self.each) > 1:
                     shapes = " and ".join(map(str, map(list, sorted(self.each))))
-                    raise SourceError(f"the column {name!r} has items of the shapes {shapes}; expected one shape")
+                    raise SourceError(f"the column {name!r} has items of the shapes {shapes}. Expected one shape")
                 each = next(iter(self.each), (2,))
             lengths = least, self.longest
             return FeatureSpec(
@@ -298,7 +298,7 @@ class _Column:
         if declared is not None:
             return
         if self.each and (self.flat or len(self.each) > 1):
-            yield (f"{name} is text: its nested lists have several shapes; declare one, like --column {name}:int64[,2]")
+            yield (f"{name} is text: its nested lists have several shapes. Declare one, like --column {name}:int64[,2]")
             return
         if self.dtype == "string" and self.odd is not None and self.numbers * 2 > self.values:
             row, value = self.odd
@@ -358,9 +358,9 @@ class ColumnTypes:
             column = self._columns.get(name)
             if column is None:
                 if name in OWN_NAMES:
-                    raise SourceError(f"a column is called {name!r}, like a feature that tpufeed writes; rename it")
+                    raise SourceError(f"a column is called {name!r}, like a feature that tpufeed writes. Rename it")
                 if not name or name.encode("utf-8", "replace").decode() != name:
-                    raise SourceError(f"a column is called {name!r}; name it in UTF-8")
+                    raise SourceError(f"a column is called {name!r}. Name it in UTF-8")
                 column = self._columns[name] = _Column()
             column.add(value, self._rows)
 
@@ -374,13 +374,13 @@ class ColumnTypes:
                 reason = "bad_column" if declared.kind is None else "bad_box"
                 said = f"is {declared.dtype} in the dataset" if declared.grows else f"was declared as {declared}"
                 said = said if declared.each is not None else f"is for {declared.kind}"
-                problem = problem or (reason, f"the column {name!r} {error}; it {said}")
+                problem = problem or (reason, f"the column {name!r} {error}. It {said}")
         for name in self._of_boxes:
             value = values.get(name)
             if isinstance(value, list | tuple) and None in value:
                 found = [item for item in value if item is not None]
                 has = f"{str(found)[:_SAID]}, {len(found)} for the {len(value)} boxes, and nulls"
-                problem = problem or ("bad_box", f"the column {name!r} has {has}; expected a value for each box")
+                problem = problem or ("bad_box", f"the column {name!r} has {has}. Expected a value for each box")
         return converted, problem
 
     def schema(self, needs_all: bool = True) -> tuple[FeatureSpec, ...]:
@@ -389,7 +389,7 @@ class ColumnTypes:
         if missing and needs_all:
             have = ", ".join(sorted(self._met)) or "none"
             raise OptionError(
-                f"no sample has a column {min(missing)!r}; its further columns are: {have} (columns of images, labels "
+                f"no sample has a column {min(missing)!r}. Its further columns are: {have} (columns of images, labels "
                 "and splits do not count)"
             )
         return tuple(

@@ -50,22 +50,22 @@ class FolderSource(Source):
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store, label, self._folder = place.store, options.label, place.folder or Folder(place.store)
         if options.image_columns:
-            raise OptionError("image columns are for tables and tars; for a folder of images pass --masks DIR")
+            raise OptionError("image columns are for tables and tars. For a folder of images pass --masks DIR")
         if options.image is not None:
             raise OptionError(
                 "--image is for the column of a table or the extension of images in tars, not for folders"
             )
         if label not in ("auto", "none", PARENT):
             raise OptionError(
-                f"the labels of a folder are its class folders ({PARENT}: the innermost ones), or none; it has no "
+                f"the labels of a folder are its class folders ({PARENT}: the innermost ones), or none. It has no "
                 f"column {label!r}"
             )
         if options.split_by not in (None, "folder"):
-            raise OptionError(f"a folder is split by 'folder' or by shares; it has no column {options.split_by!r}")
+            raise OptionError(f"a folder is split by 'folder' or by shares. It has no column {options.split_by!r}")
         split_folders = options.split_by == "folder" or has_split_folders(self._folder)
         if split_folders and options.split_shares is not None and label != "none":
             raise OptionError(
-                f"{store.url} has a folder for each split, which `splits` would turn into classes; leave splits out "
+                f"{store.url} has a folder for each split, which `splits` would turn into classes. Leave splits out "
                 "to keep them, or give the folder of one split only"
             )
         self._store, self._options, self.base = store, options, store.url
@@ -92,7 +92,7 @@ class FolderSource(Source):
                 images += 1
                 *folders, _ = info.name.split("/")
                 if self.splits and not folders:
-                    raise SourceError(f"{store.url}: {info.name} is beside the folders of splits; move it into one")
+                    raise SourceError(f"{store.url}: {info.name} is beside the folders of splits. Move it into one")
                 split = folders.pop(0) if self.splits else None
                 label = folders[-1 if self._options.label == PARENT else 0] if folders and labelled else None
                 classed += label is not None
@@ -103,7 +103,7 @@ class FolderSource(Source):
                     beside.append(info.name)
                 if labelled and classed and beside:
                     raise SourceError(
-                        f"{store.url}: images are beside the class folders ({', '.join(beside)} ...); move them into a "
+                        f"{store.url}: images are beside the class folders ({', '.join(beside)} ...). Move them into a "
                         "class folder, give one folder only, or pass --label none to take all images without labels"
                     )
                 problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
@@ -132,13 +132,13 @@ class FolderSource(Source):
         ):
             yield (
                 "classes have names of splits: "
-                f"{format_names([name for name in classes if splits_mentioned([name])])}; if so, pass --split-by "
+                f"{format_names([name for name in classes if splits_mentioned([name])])}. If so, pass --split-by "
                 "folder, which makes every folder that holds images a split with its classes inside"
             )
         elif len(shared) > 1 and self._options.label != PARENT:
             yield (
                 f"classes are the outer folders ({format_names(classes)}), and several of them have the same folders "
-                f"inside ({format_names(shared)}); if those are the classes, pass --label {PARENT}, which takes the "
+                f"inside ({format_names(shared)}). If those are the classes, pass --label {PARENT}, which takes the "
                 "folder right around each image"
             )
         elif len(classes) == 1:
@@ -150,7 +150,7 @@ class FolderSource(Source):
             inner = f"make its folders ({format_names(folders)}) classes or splits, {way}"
             more = inner if folders else "train a classifier, make a folder for each class"
             yield (
-                f"all images are in one folder, {name}, and so in one class; to {more}; to take all images without "
+                f"all images are in one folder, {name}, and so in one class. To {more}. To take all images without "
                 "labels, pass --label none"
             )
 
@@ -197,12 +197,12 @@ def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError
     if _is_dataset(store):
         advice = f", but a {MANIFEST}. To make a cache of a dataset: {advised('cache warmup', store.url, 'CACHE')}"
     elif store.stat(PLAN) is not None:
-        advice = ", but an unfinished build of a dataset; run its command again"
+        advice = ", but an unfinished build of a dataset. Run its command again"
     elif has_tfrecords:
         advice = f". {adopt_advice(store.url)}"
     else:
         advice = (
-            f"; expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder per class (photos/cat/1.jpg), or "
+            f". Expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder per class (photos/cat/1.jpg), or "
             "in one folder without classes"
         )
     others = f"{found.ignored_files.total()} files{format_endings(found.ignored_files)}"
@@ -271,4 +271,4 @@ def _in_utf8() -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError as error:
-        raise SourceError(f"the file name {error.object!r} is not UTF-8; rename it") from None
+        raise SourceError(f"the file name {error.object!r} is not UTF-8. Rename it") from None

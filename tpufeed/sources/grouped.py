@@ -152,7 +152,7 @@ class GroupedSource(TableSource):
         for column in (*self._sides, *(options.box_columns or ())):
             columns.find("boxes", column)
         if options.box_sides and options.boxes_name in names:
-            raise OptionError(f"{where}: the column {options.boxes_name!r} has the name that all boxes get; rename it")
+            raise OptionError(f"{where}: the column {options.boxes_name!r} has the name that all boxes get. Rename it")
         return columns, change
 
     def iter_items(self, found: Found) -> Iterator[Item]:
@@ -177,7 +177,7 @@ class GroupedSource(TableSource):
             if blank := [name for name in groups.sparse if name not in single | lists.union(each)]:
                 found.notes.append(
                     f"these columns are blank in some rows of an image, which gets the value of its other rows: "
-                    f"{format_names(blank)}; if each row has its own value, fill in the blanks"
+                    f"{format_names(blank)}. If each row has its own value, fill in the blanks"
                 )
             are_flags = groups.flags.intersection(each)
             merged = (self._merge(rows, columns.label, each, odd, are_flags) for rows in groups.iter_groups())
@@ -206,7 +206,7 @@ class GroupedSource(TableSource):
                 said = (
                     f"rows {first} and {second} of {self._where} have {format_value(value)} and {format_value(other)}"
                 )
-                problem = "bad_column", f"{said} in the column {name!r}; expected one value for the image"
+                problem = "bad_column", f"{said} in the column {name!r}. Expected one value for the image"
         listed = [one for _, one in rows]  # the rows with a value in each list
         if boxes is not None:
             found, listed = list[Any](), list[Record]()
@@ -245,4 +245,4 @@ class GroupedSource(TableSource):
             if len(numbers) == BOX:
                 return numbers, ""
         said = f"{', '.join(self._sides)} has {format_value(value)}"
-        return value, f"{said}; expected the four numbers of a box, or nothing for no box"
+        return value, f"{said}. Expected the four numbers of a box, or nothing for no box"

@@ -91,8 +91,8 @@ class ImageFolderSource(TableSource):
         options, where, folder = self._options, f"{self.base}/{name}", posixpath.dirname(name)
         if options.image is None and _IMAGE not in names:
             raise OptionError(
-                f"{where} has no column {_IMAGE!r}, which tells the image of a row; it has {', '.join(names)}. Rename "
-                "the column that tells it, or pass --image COLUMN; to shard the folder without this file, move it away"
+                f"{where} has no column {_IMAGE!r}, which tells the image of a row. It has {', '.join(names)}. Rename "
+                "the column that tells it, or pass --image COLUMN. To shard the folder without this file, move it away"
             )
         # Of several files one may lack the labels of boxes, like that of a test set.
         known = names if self._label in (None, options.label) else [*names, self._label]
@@ -127,12 +127,12 @@ class ImageFolderSource(TableSource):
         left_out = f"; {images - named:,} other images are left out" if images > named else ""
         found.notes.append(
             f"images and columns are those of {format_names([info.name for info in self._files])}, as in Hugging "
-            f"Face's imagefolder; folders are no classes{left_out}"
+            f"Face's imagefolder. Folders are no classes{left_out}"
         )
         if self.contents.box_format is not None:
             name = self.contents.boxes
             found.notes.append(
-                f"{name} has boxes of left, top, width and height, as COCO; if not: --boxes {name} --box-format xyxy"
+                f"{name} has boxes of left, top, width and height, as COCO. If not: --boxes {name} --box-format xyxy"
             )
 
 
@@ -165,7 +165,7 @@ def _one_of(rows: Rows, where: str) -> Row:
     (number, record), others = rows[0], rows[1:]
     if not others:
         return number, record, None
-    said = f"rows {number} and {others[0][0]} of {where} name it; expected one row per image"
+    said = f"rows {number} and {others[0][0]} of {where} name it. Expected one row per image"
     return number, record, ("bad_column", said)
 
 

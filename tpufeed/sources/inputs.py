@@ -227,7 +227,7 @@ def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreErro
         elif isinstance(part, StoreError):
             reason, wrong = reason if isinstance(part, ObjectChangedError) else "unreadable", str(part)
         elif len(part) != file.bytes and file.row is None:  # the length of a row is known once it is read
-            wrong = f"the file has {len(part)} bytes; its listing said {file.bytes}"
+            wrong = f"the file has {len(part)} bytes. Its listing said {file.bytes}"
         else:
             sound.append(part)
             continue

@@ -54,7 +54,7 @@ def find_source(url: str, options: ShardOptions) -> Source:
     if _COMPRESSED.search(url.rpartition("/")[2]) and "::" not in url and not _is_folder(url):
         is_zip, chain = url.lower().endswith(".zip"), shlex.quote(f"zip::{url}")
         raise SourceError(
-            f"{url} is compressed, so its parts cannot be read in place; unpack it first "
+            f"{url} is compressed, so its parts cannot be read in place. Unpack it first "
             f"({unpack_beside(url)})" + (f", or shard {chain}, which reads the files in the zip" if is_zip else "")
         )
     kind, place = _find_place(url, options)
@@ -70,7 +70,7 @@ def find_source(url: str, options: ShardOptions) -> Source:
         if not kind.has_outlines:
             kinds = ", ".join(each.what for each in _KINDS if each.has_outlines)
             raise OptionError(
-                f"{url} has no outlines of objects; sources of these kinds have them: {kinds}. For files of masks pass "
+                f"{url} has no outlines of objects. Sources of these kinds have them: {kinds}. For files of masks pass "
                 "--masks DIR, or --image-column mask=COLUMN:mask"
             )
         import_pycocotools()
@@ -141,7 +141,7 @@ def expand(pattern: str) -> list[str]:
     first, last = match.groups()
     numbers = range(int(first), int(last) + 1)
     if len(numbers) > _MOST_FILES:
-        raise OptionError(f"{pattern} stands for {len(numbers):,} files; at most {_MOST_FILES:,} are allowed")
+        raise OptionError(f"{pattern} stands for {len(numbers):,} files. At most {_MOST_FILES:,} are allowed")
     heads = [f"{pattern[: match.start()]}{number:0{len(first)}d}" for number in numbers]
     return [head + tail for head in heads for tail in expand(pattern[match.end() :])]
 
@@ -158,5 +158,5 @@ def _no_folder(path: str) -> SourceError:
     elif is_tfrecord_name(path.rpartition("/")[2]):
         state = f"is a TFRecord file. {adopt_advice(path.rpartition('/')[0])}"
     else:
-        state = "is a file; expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
+        state = "is a file. Expected a folder of images, a table (.csv, .tsv, .jsonl, .parquet) or a .tar"
     return SourceError(f"the source {path} {state}")

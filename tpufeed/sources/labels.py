@@ -11,7 +11,7 @@ from tpufeed.builds.item import Label
 from tpufeed.errors import OptionError, SourceError
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]+(\.0+)?\s*")
-# Spellings of a missing value, which no class has as its name. Among ids more spellings mean a missing value.
+# Spellings of a missing value. No class has such a name. Among ids more spellings mean a missing value.
 _MISSING = frozenset({"nan", "<na>", "n/a", "#n/a"})
 _MISSING_AMONG_IDS = _MISSING | {"na", "null", "none"}
 _SAID = 40  # characters of a label
@@ -65,7 +65,7 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
         largest, highest = max(numbers.items(), key=lambda item: item[1])
         if highest >= _MOST_CLASSES:
             raise SourceError(
-                f"the label {str(largest)[:_SAID]} would make more than {_MOST_CLASSES:,} classes; if labels are "
+                f"the label {str(largest)[:_SAID]} would make more than {_MOST_CLASSES:,} classes. If labels are "
                 "names that look like numbers, list all of them in --classes FILE"
             )
         ids = {label: number for label, number in numbers.items() if number >= 0}
@@ -136,11 +136,11 @@ def _mixed(known: Sequence[str], new: str) -> SourceError:
     if _WHOLE.fullmatch(new):
         return SourceError(
             f"the dataset's classes are names like {known[0][:_SAID]!r}, and the new labels are ids like "
-            f"{new[:_SAID]}; nothing was changed. Label the new images by names"
+            f"{new[:_SAID]}. Nothing was changed. Label the new images by names"
         )
     return SourceError(
-        f"the dataset's classes are ids from 0 to {len(known) - 1}, and the label {new[:_SAID]!r} is a name; "
-        "nothing was changed. Label the new images by ids"
+        f"the dataset's classes are ids from 0 to {len(known) - 1}, and the label {new[:_SAID]!r} is a name. "
+        "Nothing was changed. Label the new images by ids"
     )
 
 
@@ -153,7 +153,7 @@ def join_names(known: Sequence[str], fixed: Sequence[str]) -> tuple[str, ...]:
     for place, (name, other) in enumerate(zip(known, fixed, strict=False)):
         if _normalize(name) != _normalize(other):
             raise OptionError(
-                f"class {place} is {name[:_SAID]!r} in the dataset and {other[:_SAID]!r} in --classes; nothing was "
+                f"class {place} is {name[:_SAID]!r} in the dataset and {other[:_SAID]!r} in --classes. Nothing was "
                 "changed. Ids stay: list the dataset's names in their order (tpufeed info shows them), then new ones; "
                 "or leave --classes out"
             )
@@ -182,7 +182,7 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     if not are_names and fractions and all(map(_NUMBER.fullmatch, texts.values())):
         yield (
             f"labels are numbers with fractions, like {fractions[0][:_SAID]}, and {len(classes.names):,} classes are "
-            "made of them, sorted as text; if they are measured values, pass --label none, which keeps them as a column"
+            "made of them, sorted as text. If they are measured values, pass --label none, which keeps them as a column"
         )
         return
     if odd is not None and not are_names and of_numbers * 2 > of_all:
@@ -195,7 +195,7 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
         )
     padded = [repr(name[:_SAID]) for name in classes.names if name != name.strip()]
     if padded and not are_names:
-        yield f"{len(padded):,} classes have spaces around their names, like {padded[0]}; remove them from the labels"
+        yield f"{len(padded):,} classes have spaces around their names, like {padded[0]}. Remove them from the labels"
     spellings: dict[int, set[str]] = {}
     for label in numbers:
         spellings.setdefault(classes.ids[label], set()).add(texts[label].strip().partition(".")[0])
@@ -203,7 +203,7 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     if merged:
         more = f", and so in {len(merged) - 1:,} more" if len(merged) > 1 else ""
         shown = ", ".join(map(repr, merged[0][:3]))
-        yield f"the labels {shown} are one class{more}; if they are names, list all of them in --classes FILE"
+        yield f"the labels {shown} are one class{more}. If they are names, list all of them in --classes FILE"
     images = Counter[int]()
     for label, number in classes.ids.items():
         images[number] += counts[label]
@@ -212,17 +212,17 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     if joined:
         yield (
             f"{len(joined):,} of {len(images):,} classes look like several labels in one text, such as "
-            f"{joined[0][:_SAID]!r}; to give such samples a list of labels, pass --label-separator '{joint}'"
+            f"{joined[0][:_SAID]!r}. To give such samples a list of labels, pass --label-separator '{joint}'"
         )
     elif len(images) >= _MANY_CLASSES and len(few) * 2 > len(images):
         yield (
             f"{len(few):,} of {len(images):,} classes have fewer than {_FEW_IMAGES} images, like "
-            f"{few[0][:_SAID]!r}; check that labels are what you mean"
+            f"{few[0][:_SAID]!r}. Check that labels are what you mean"
         )
 
 
 def _find_joined(texts: Sequence[str]) -> tuple[list[str], str]:
-    """Return the labels that join others, and what stands between these, or no labels if there are none.
+    """Return the labels that join others, and their separator. No labels if there are none.
 
     `Mass|Nodule` does if any other label has one of its parts. `scab rust` does only if `scab` and `rust` are labels.
     """

@@ -132,27 +132,27 @@ class ShardOptions:
             raise OptionError("give either shares of the splits or what the source is split by, not both")
         if self.label_separator is not None and (not self.label_separator or self.label == "none"):
             raise OptionError(
-                "label_separator stands between several labels in one text, like '|'; not with label='none'"
+                "label_separator stands between several labels in one text, like '|'. It does not go with label='none'"
             )
         if self.boxes is None and self.box_columns:
-            raise OptionError("box_columns have a value for each box; name the column of the boxes: --boxes COLUMN")
+            raise OptionError("box_columns have a value for each box. Name the column of the boxes: --boxes COLUMN")
         if self.box_format is not None:
             check_format(self.box_format)
         if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
             raise OptionError(
-                f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well; give only one"
+                f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well. Give only one"
             )
         if self.outlines == "semantic" and self.label == "none":
-            raise OptionError("semantic outlines are drawn with the ids of classes; leave label='none' out")
+            raise OptionError("semantic outlines are drawn with the ids of classes. Leave label='none' out")
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")
         if self.shards is not None and self.shards % self.hosts:
-            raise OptionError(f"the number of shards has to be a multiple of the {self.hosts} hosts; not {self.shards}")
+            raise OptionError(f"the number of shards has to be a multiple of the {self.hosts} hosts, not {self.shards}")
         policy: dict[str, Any] = dict(self.policy or {})
         unknown = policy.keys() - POLICIES
         if unknown:
-            raise OptionError(f"unknown policy {', '.join(sorted(unknown))}; expected {', '.join(sorted(POLICIES))}")
+            raise OptionError(f"unknown policy {', '.join(sorted(unknown))}. Expected {', '.join(sorted(POLICIES))}")
         images = ImagePolicy(
             check=self.check,
             encode=self.encode,
@@ -250,12 +250,12 @@ def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:
         return ()
     if len(set(sides) - {""}) != BOX or len(sides) != BOX:
         raise OptionError(
-            f"boxes={boxes!r} names {len(sides)} columns; expected one with all numbers of a box, or four different "
+            f"boxes={boxes!r} names {len(sides)} columns. Expected one with all numbers of a box, or four different "
             "ones, like xmin,ymin,xmax,ymax"
         )
     if not is_grouped:
         raise OptionError(
-            f"boxes={boxes!r} names four columns, of a table with a row for each box; name also the column that is "
+            f"boxes={boxes!r} names four columns, of a table with a row for each box. Name also the column that is "
             "equal in all rows of one image: --group-by COLUMN"
         )
     return sides
@@ -274,7 +274,7 @@ def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tupl
         if not column or kind not in _DTYPES:
             raise OptionError(f"the image column {name}={value} lacks a column or a known kind; {_PICTURE_FORM}")
         if not _PICTURE_NAME.fullmatch(name) or name in _TAKEN:
-            of_loaders = f"; loaders make {', '.join(sorted(_TAKEN))} themselves" if name in _TAKEN else ""
+            of_loaders = f". Loaders make {', '.join(sorted(_TAKEN))} themselves" if name in _TAKEN else ""
             raise OptionError(f"an image column cannot be called {name!r}: use letters, digits and '_'{of_loaders}")
         pictures.append(ImageColumn(name, column, cast(PictureKind, kind)))
     columns = [picture.column for picture in pictures]

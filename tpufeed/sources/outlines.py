@@ -88,9 +88,9 @@ def find_fault(outline: Outline, size: tuple[int, int] | None) -> str:
     for place, polygon in enumerate(outline.polygons):
         which = f"polygon {place + 1} of {len(outline.polygons)}"
         if len(polygon) < _LEAST_NUMBERS or len(polygon) % 2:
-            return f"{which} has {len(polygon)} numbers, {_format(polygon)}; expected x and y of three points or more"
+            return f"{which} has {len(polygon)} numbers, {_format(polygon)}. Expected x and y of three points or more"
         if not all(map(math.isfinite, polygon)):
-            return f"{which} is {_format(polygon)}; expected finite numbers"
+            return f"{which} is {_format(polygon)}. Expected finite numbers"
         if size is not None and _touches(polygon, size) and _length_of(polygon) > _MOST_LENGTH_PX:
             return f"{which} is more than {_MOST_LENGTH_PX:,} pixels long: {_format(polygon)}"
     if size is None or not outline.polygons:
@@ -103,9 +103,9 @@ def find_fault(outline: Outline, size: tuple[int, int] | None) -> str:
 def _find_size_fault(said: tuple[int, int], size: tuple[int, int] | None) -> str:
     height, width = said
     if size is not None and size != said:
-        return f"its run lengths are for {width}x{height} pixels; the image has {size[1]}x{size[0]}"
+        return f"its run lengths are for {width}x{height} pixels. The image has {size[1]}x{size[0]}"
     if min(said) < 1 or height * width > _MOST_PIXELS:
-        return f"it is in an image of {width}x{height} pixels; expected 1 to {_MOST_PIXELS:,} pixels"
+        return f"it is in an image of {width}x{height} pixels. Expected 1 to {_MOST_PIXELS:,} pixels"
     return ""
 
 
@@ -127,7 +127,7 @@ def _find_counts_fault(outline: Outline) -> str:
 
 
 def _format_wrong_sum(total: int, size: tuple[int, int]) -> str:
-    return f"its run lengths add up to {total:,}; expected numbers from 0 that add up to {math.prod(size):,} pixels"
+    return f"its run lengths add up to {total:,}. Expected numbers from 0 that add up to {math.prod(size):,} pixels"
 
 
 def _touches(polygon: Sequence[float], size: tuple[int, int]) -> bool:
@@ -173,7 +173,7 @@ class MaskDrawer:
         values = np.array(item.labels, np.int64) + 1 if is_semantic else np.cumsum(kept)
         if not len(outlines) == len(kept) == len(values):
             counts = f"{len(outlines)} outlines, {len(kept)} boxes and {len(item.labels)} labels"
-            raise ImageError("bad_mask", f"the sample has {counts}; expected one of each for every object")
+            raise ImageError("bad_mask", f"the sample has {counts}. Expected one of each for every object")
         mask, odd = np.zeros(size, np.uint8, order="F"), list[str]()
         for place in sorted(np.flatnonzero(kept).tolist(), key=lambda place: not outlines[place].is_crowd):
             outline, value = self._to_pixels(outlines[place], size), int(values[place])

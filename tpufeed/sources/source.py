@@ -70,7 +70,7 @@ class Contents(NamedTuple):
             given = read_classes(self.class_names)
         boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.keypoints
         if options.box_format is not None and boxes is None and keypoints is None:
-            raise OptionError("box_format is for boxes; name the column that holds them: --boxes COLUMN")
+            raise OptionError("box_format is for boxes. Name the column that holds them: --boxes COLUMN")
         return Contents(
             given,
             self.declared or options.declared,
@@ -202,13 +202,13 @@ def check_declares_all(options: ShardOptions, what: str, takes: Sequence[str] = 
     It takes the options `takes` all the same.
     """
     if options.label not in ("auto", "none"):
-        raise OptionError(f"the labels of {what} are the classes of its boxes, or none; not {options.label!r}")
+        raise OptionError(f"the labels of {what} are the classes of its boxes, or none, not {options.label!r}")
     if options.split_by is not None:
-        raise OptionError(f"{what} has its own splits, or is split by shares (splits); leave split_by out")
+        raise OptionError(f"{what} has its own splits, or is split by shares (splits). Leave split_by out")
     own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
     given = [name for name in own if getattr(options, name) and name not in takes]
     if given:
-        raise OptionError(f"{what} declares its images, boxes and columns itself; leave out {', '.join(given)}")
+        raise OptionError(f"{what} declares its images, boxes and columns itself. Leave out {', '.join(given)}")
 
 
 def chunks_of(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[list[_Row]]:

@@ -93,7 +93,7 @@ class TableColumns:
         if image is None:
             raise OptionError(
                 f"{where}: none of its columns ({', '.join(names)}) is called {', '.join(IMAGE_COLUMNS[:4])} or the "
-                f"like; name the one that holds the paths of the images: --image COLUMN{_name_separator(names, where)}"
+                f"like. Name the one that holds the paths of the images: --image COLUMN{_name_separator(names, where)}"
                 + (f". With a row for each box: --group-by COLUMN{boxes}" if (boxes := box_flags(names)) else "")
             )
         self.label = None
@@ -117,7 +117,7 @@ class TableColumns:
                 raise type(error)(f"{self._where}, row {number}: {error}") from None
             others = {name: value for name, value in record.items() if name not in self._taken}
             if ref is None:
-                said = f"{row} has {wrong} in its column {self.files[0]!r}; expected {self._expected}"
+                said = f"{row} has {wrong} in its column {self.files[0]!r}. Expected {self._expected}"
                 path = url_identity(f"{self._where}, row {number}")
                 yield Item(path, 0, "", label, split, values=others, problem=("unreadable", said))
                 continue
@@ -127,7 +127,7 @@ class TableColumns:
                 problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
             for picture, (name, found, lack) in zip(self._options.pictures, pictures, strict=True):
                 if lack is not None:
-                    said = f"{name!r}: {lack}" if found is not None else f"{lack}; expected {self._expected}"
+                    said = f"{name!r}: {lack}" if found is not None else f"{lack}. Expected {self._expected}"
                     reason = lack.reason if isinstance(lack, ImageError) else picture.missing
                     problems.append((reason, f"{row}, column {picture.column!r}: {said}"))
             path, problem = identity_of(base, path), problems[0] if problems else known
@@ -151,17 +151,17 @@ class TableColumns:
     def _find_split(self, record: Record, base: str, path: Any, ref: ImageRef | None) -> str | None:
         if self._by_folder:
             if ref is None:
-                raise SourceError(f"{self.files[0]} has no path, so the row has no split; fill it in, or leave it out")
+                raise SourceError(f"{self.files[0]} has no path, so the row has no split. Fill it in, or leave it out")
             split, slash, _ = ref.file.partition("/")
             if not slash or not split or split.endswith(":"):
-                raise SourceError(f"{identity_of(base, str(path))} is in no folder of a split; move it into one")
+                raise SourceError(f"{identity_of(base, str(path))} is in no folder of a split. Move it into one")
             return split
         if self.split is None:
             return None
         value = record.get(self.split)
         split = "nan" if value is None or value == "" else str(value)
         if split.lower() == "nan":
-            raise SourceError(f"the column {self.split!r} has no split; fill it in, or leave the row out")
+            raise SourceError(f"the column {self.split!r} has no split. Fill it in, or leave the row out")
         check_split_name(split)
         return split
 
@@ -169,7 +169,7 @@ class TableColumns:
         """Return the name of a column that the user named. Raises OptionError for an unknown column."""
         if name not in self._names:
             raise OptionError(
-                f"{self._where} has no column {name!r} for the {what}; it has "
+                f"{self._where} has no column {name!r} for the {what}. It has "
                 f"{', '.join(self._names)}{_name_separator(self._names, self._where)}"
             )
         return name
@@ -180,7 +180,7 @@ class TableColumns:
             if len(found) > 1:
                 how = "capitals" if all(name == name.strip() for name in found) else "spaces or capitals"
                 raise OptionError(
-                    f"{self._where}: the columns {', '.join(found)} differ only in {how}; choose one: --{what} "
+                    f"{self._where}: the columns {', '.join(found)} differ only in {how}. Choose one: --{what} "
                     f"{shlex.quote(found[0])}"
                 )
             if found:
@@ -195,13 +195,13 @@ def check_others(said: str, names: AbstractSet[str], options: ShardOptions, imag
     """
     for picture in options.pictures:
         if picture.name in names:
-            raise SourceError(f"{said} {picture.name!r}, like the image column of {picture.column!r}; rename that one")
+            raise SourceError(f"{said} {picture.name!r}, like the image column of {picture.column!r}. Rename that one")
     owned = {"image": image, "sample": None, "mask": None, **({} if label is None else {"label": label})}
     for name, taken in owned.items():
         if name in names:
             why = "which loaders use themselves" if taken is None else f"but {taken!r} is taken as the {name}"
             way = ", or pass --label label if it is the label" if name == "label" else ""
-            raise SourceError(f"{said} {name!r}, {why}; no loader could return it: rename it, like {name}_column{way}")
+            raise SourceError(f"{said} {name!r}, {why}. No loader could return it: rename it, like {name}_column{way}")
 
 
 class TableSource(Source):
@@ -212,7 +212,7 @@ class TableSource(Source):
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by == "folder" and not place.folder:
-            raise OptionError("a table has no folders to split by; name one of its columns")
+            raise OptionError("a table has no folders to split by. Name one of its columns")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
         self.notes = list[str]()  # on the images' places, once tables are open
@@ -233,7 +233,7 @@ class TableSource(Source):
             if place is not None and column is None:
                 raise OptionError(
                     f"{where}: --image {place} is the place of images, and none of the columns ({', '.join(names)}) is "
-                    f"called {', '.join(usual[:4])} or the like; name the one with their names: --image "
+                    f"called {', '.join(usual[:4])} or the like. Name the one with their names: --image "
                     "'FOLDER/{COLUMN}'"
                 )
             columns = TableColumns(where, names, self._options, column)
@@ -278,7 +278,7 @@ class TableSource(Source):
         found = [pattern for pattern in patterns if count(pattern, keys[:1]) and count(pattern, keys) == len(keys)]
         if len(found) > 1:
             raise OptionError(
-                f"{self.base}: images like {keys[0]} are in {format_names(found)}; choose one: --image "
+                f"{self.base}: images like {keys[0]} are in {format_names(found)}. Choose one: --image "
                 f"{shlex.quote(found[0])}"
             )
         paths = dict[str, str]()
@@ -289,7 +289,7 @@ class TableSource(Source):
             if place is None:
                 taken = found[0] if found else f"all folders below {self.base}, by their names"
                 self.notes.append(
-                    f"{column} has no paths: images are taken from {taken}; if they are others, pass --image "
+                    f"{column} has no paths: images are taken from {taken}. If they are others, pass --image "
                     "'FOLDER/{}.jpg'"
                 )
             return partial(found[0].replace, "{}") if found else lambda key: paths.get(key, key)
@@ -316,7 +316,7 @@ class TableSource(Source):
                 for key in {name, stem_of(name)} if is_image_name(path) else ():
                     if paths.setdefault(key, path) != path:
                         raise OptionError(
-                            f"{self.base}: two images are called {key}: {paths[key]} and {path}; pass --image "
+                            f"{self.base}: two images are called {key}: {paths[key]} and {path}. Pass --image "
                             "'FOLDER/{}.jpg', with {} for the name in the table"
                         )
         return paths
@@ -365,8 +365,8 @@ def advise_on_labels(options: ShardOptions, columns: Sequence[str]) -> Iterator[
     if options.label == "auto" and columns:
         more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
         yield (
-            f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class ...; pass "
-            "--label COLUMN or --label none"
+            f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class or the "
+            "like. Pass --label COLUMN or --label none"
         )
 
 
@@ -520,14 +520,14 @@ def _not_utf8(file: BinaryIO, error: UnicodeDecodeError, where: str) -> SourceEr
     file.seek(0)
     if not place and file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return SourceError(
-            f"{where}: not UTF-8: it looks like UTF-16, like Excel's 'Unicode text'; save it as {wanted}"
+            f"{where}: not UTF-8: it looks like UTF-16, like Excel's 'Unicode text'. Save it as {wanted}"
         )
     line = 1
     while left:
         block = file.read(min(left, _BYTES_AT_ONCE))
         line, left = line + block.count(b"\n"), left - len(block) if block else 0
     found = error.object[error.start : error.end]
-    return SourceError(f"{where}, line {line}: not UTF-8: {error.reason} ({found!r}); save it as {wanted}")
+    return SourceError(f"{where}, line {line}: not UTF-8: {error.reason} ({found!r}). Save it as {wanted}")
 
 
 def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Record]:
@@ -554,7 +554,7 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
                     is_one = reader.line_num == begin + 1
                     lines = f"line {begin + 1}" if is_one else f"lines {begin + 1} to {reader.line_num}"
                     raise SourceError(
-                        f"{where}, {lines}: {len(fields)} fields; the header has {len(header)} "
+                        f"{where}, {lines}: {len(fields)} fields. The header has {len(header)} "
                         f"({', '.join(header)}){_name_separator(header, where)}"
                     )
                 values = map(str.strip, fields) if has_blanks else fields
@@ -566,12 +566,12 @@ def _iter_csv(text: io.TextIOWrapper, delimiter: str, where: str) -> Iterator[Re
             raise SourceError(f"{row}: {error}") from error
         if delimiter == "\t":  # it would swallow rows up to the next quote
             raise SourceError(
-                f"{row}: a field begins with a quote that does not end in its line; put the field in quotes and double "
+                f"{row}: a field begins with a quote that does not end in its line. Put the field in quotes and double "
                 f'the quotes inside ("""5 inch"), or save the table as .csv'
             ) from error
         raise SourceError(
             f"{row}: a field of the row that begins here has an opening quote that is not closed properly ({error}, "
-            f"line {reader.line_num}); close it, and double quotes inside the field"
+            f"line {reader.line_num}). Close it, and double quotes inside the field"
         ) from error
 
 
@@ -580,7 +580,7 @@ def _name_separator(names: Sequence[str], where: str) -> str:
     suffix = where[-4:].lower()
     for separator, remedy in _SEPARATORS.get(suffix, {}).items():
         if len(names) == 1 and separator in names[0]:
-            return f". The file seems to be separated by {separator!r}; save it {remedy}"
+            return f". The file seems to be separated by {separator!r}. Save it {remedy}"
     return ""
 
 
@@ -601,7 +601,7 @@ def _iter_json(text: io.TextIOWrapper, where: str) -> Iterator[Record]:
             said = f"{error.msg} (column {error.pos + 1})" if isinstance(error, json.JSONDecodeError) else error
             raise SourceError(f"{where}, line {number}: not JSON: {said}") from error
         if not isinstance(record, dict):
-            raise SourceError(f"{where}, line {number}: {line.strip()[:60]} is not an object; expected one per line")
+            raise SourceError(f"{where}, line {number}: {line.strip()[:60]} is not an object. Expected one per line")
         yield record
 
 
@@ -628,7 +628,7 @@ def to_python(array: Any, where: str) -> list[Any]:
     if "[ns" in str(kind):
         if not types.is_temporal(kind):
             raise SourceError(
-                f"{where}: a column of {kind} has nanoseconds inside lists or structs; store microseconds"
+                f"{where}: a column of {kind} has nanoseconds inside lists or structs. Store microseconds"
             )
         micro = pyarrow.timestamp("us", kind.tz) if types.is_timestamp(kind) else str(kind).replace("[ns", "[us")
         with suppress(pyarrow.ArrowInvalid):  # not all are whole microseconds

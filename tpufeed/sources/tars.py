@@ -52,7 +52,7 @@ class TarSource(Source):
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by is not None:
-            raise OptionError("tars are split by shares; shard the tars of each split separately to keep their splits")
+            raise OptionError("tars are split by shares. Shard the tars of each split separately to keep their splits")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self._image = options.image and options.image.lower().removeprefix(".")
         self._label = {"none": None, "auto": "cls"}.get(options.label, options.label)
@@ -79,7 +79,7 @@ class TarSource(Source):
                         ) from error
                 raise
         if empty:
-            raise NoInputsError(f"{store.url}: no samples in these tars; expected files like 000123.jpg and 000123.cls")
+            raise NoInputsError(f"{store.url}: no samples in these tars. Expected files like 000123.jpg and 000123.cls")
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         if self._options.label == "auto" and classes is None:
@@ -88,7 +88,7 @@ class TarSource(Source):
             elif columns:
                 way = f"give --label KEY, one of {format_names(columns)}"
             else:
-                way = "folders in a tar do not become classes; unpack it to use them"
+                way = "folders in a tar do not become classes. Unpack it to use them"
             yield f"no labels: no sample has a .cls; {way}, or pass --label none"
         mentioned = splits_mentioned(info.name for info in self._files)
         if self._options.split_shares is None and len(mentioned) > 1:
@@ -173,19 +173,19 @@ def _iter_members(file: BinaryIO, where: str) -> Iterator[tarfile.TarInfo]:
                 if member.issparse():
                     raise SourceError(
                         f"{where}, byte {member.offset}: {member.name} is stored without its holes (sparse), so it "
-                        "cannot be read in place; pack the tar again without tar's -S"
+                        "cannot be read in place. Pack the tar again without tar's -S"
                     )
                 if member.islnk():
                     raise SourceError(
                         f"{where}, byte {member.offset}: {member.name} is stored as a hard link to {member.linkname}, "
-                        "without bytes; pack the tar again with tar's --hard-dereference"
+                        "without bytes. Pack the tar again with tar's --hard-dereference"
                     )
                 if member.size < 0:
                     raise tarfile.ReadError(f"{member.name} of {member.size} bytes")
                 if member.offset_data + member.size > end:
                     raise SourceError(
                         f"{where}, byte {member.offset}: {member.name} takes {member.size} bytes, but "
-                        f"{end - member.offset_data} are left; the tar was cut short"
+                        f"{end - member.offset_data} are left. The tar was cut short"
                     )
                 yield member
             _check_end(file, tar.offset, where)
@@ -195,7 +195,7 @@ def _iter_members(file: BinaryIO, where: str) -> Iterator[tarfile.TarInfo]:
         unpack = unpack_elsewhere(where, file.read(MAGIC_BYTES))
         raise SourceError(
             f"{where}, byte {place}: not a sound tar: {error}"
-            + (f". It is compressed; unpack it: {unpack}" if unpack else "")
+            + (f". It is compressed. Unpack it: {unpack}" if unpack else "")
         ) from error
 
 
@@ -204,13 +204,13 @@ def _check_end(file: BinaryIO, start: int, where: str) -> None:
     file.seek(start)
     rest = file.read(_BLOCK_BYTES)
     if len(rest) < _BLOCK_BYTES:
-        raise SourceError(f"{where}, byte {start}: the mark of a tar's end is missing; the tar was cut short")
+        raise SourceError(f"{where}, byte {start}: the mark of a tar's end is missing. The tar was cut short")
     if rest.strip(b"\0"):
         raise SourceError(f"{where}, byte {start}: not a sound tar: a damaged header. The file was badly copied")
     while rest:
         if rest.strip(b"\0"):
             raise SourceError(
-                f"{where}, byte {start}: something follows the tar's end; of concatenated tars only the first would be "
+                f"{where}, byte {start}: something follows the tar's end. Of concatenated tars only the first would be "
                 "read"
             )
         start += len(rest)
@@ -225,7 +225,7 @@ def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str
                 count_ending(found.ignored_files, f"{where}.{name}")
             continue
         if size > _LARGEST_TEXT:
-            raise SourceError(f"{where}: its .{name} has {size} bytes; at most {_LARGEST_TEXT} are read")
+            raise SourceError(f"{where}: its .{name} has {size} bytes. At most {_LARGEST_TEXT} are read")
         try:
             text = data.decode("utf-8-sig").strip()
             values = json.loads(text) if name == "json" else {name: text}
@@ -238,7 +238,7 @@ def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str
             if one and one != other:
                 raise SourceError(
                     f"{where}: its .{column} and the key {column!r} of its .json contradict each other: {one[:60]!r}, "
-                    f"{other[:60]!r}; leave one of them out"
+                    f"{other[:60]!r}. Leave one of them out"
                 )
         columns |= values | columns if name == "json" else values  # a file's text wins, whatever comes first
     return columns

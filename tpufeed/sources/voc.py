@@ -109,14 +109,14 @@ class VocSource(Source):
         check_declares_all(options, "Pascal VOC's .xml", takes=("box_format",))
         if options.box_format not in (None, "xyxy", VOC):
             raise OptionError(
-                f"the boxes of .xml files are {VOC}, or xyxy if they count from 0; not {options.box_format}"
+                f"the boxes of .xml files are {VOC}, or xyxy if they count from 0, not {options.box_format}"
             )
         self._labelled = options.label == "auto"
         store, files = place.store, list(place.files)
         at = (store, _find_folder(store)) if place.folder else _find_images(store)
         if at is None:
             raise OptionError(
-                f"{store.url}: the images of its {len(files):,} .xml files are not there; expected them beside the "
+                f"{store.url}: the images of its {len(files):,} .xml files are not there. Expected them beside the "
                 f"files, or in one of the folders {', '.join(_IMAGES)} beside {store.url}"
             )
         self._store, self._images = at
@@ -154,7 +154,7 @@ class VocSource(Source):
         listed = [info for info in self._files if not self.splits or stems[info.name] in self._split_of]
         if not listed:
             raise SourceError(
-                f"{self.base}/{_LISTS}: none of the {len(self._files):,} .xml files is listed there; correct the "
+                f"{self.base}/{_LISTS}: none of the {len(self._files):,} .xml files is listed there. Correct the "
                 "lists, or pass splits, like train=1"
             )
         # The name of a file decides, as in torchvision and detectron2: the name in it may be that of another machine.
@@ -175,7 +175,7 @@ class VocSource(Source):
                 info = fit[0] if owner == name else ObjectInfo(name, 0, "")
                 if not fit:
                     expected = f"{self.base}/{posixpath.join(self._images, stems[name])}.jpg"
-                    problem = problem or ("unreadable", f"{where} has no image, or several; expected {expected}")
+                    problem = problem or ("unreadable", f"{where} has no image, or several. Expected {expected}")
                 elif owner != name:
                     both = f"{where} and {self.base}/{owner} both annotate {fit[0].name}"
                     problem = problem or ("bad_box", both)
@@ -219,10 +219,10 @@ class VocSource(Source):
             what = "" if one.get("name") else "no 'name'"
             if None in sides:
                 side = sides.index(None)
-                what = what or f"{_SIDES[side]!r} {str(said[side])[:_SAID]!r}; expected a 'bndbox' of four numbers"
+                what = what or f"{_SIDES[side]!r} {str(said[side])[:_SAID]!r}. Expected a 'bndbox' of four numbers"
             if None in marks:
                 flag = _FLAGS[marks.index(None)]
-                what = what or f"{flag!r} {one[flag][:_SAID]!r}; expected 0 or 1"
+                what = what or f"{flag!r} {one[flag][:_SAID]!r}. Expected 0 or 1"
             wrong = wrong or (what and f"object {number} of {where} has {what}")
             boxes.append([side or 0.0 for side in sides])
             starts_at_zero |= any(side is not None and 0 <= side < 1 for side in sides[:2])
@@ -249,7 +249,7 @@ def _parse(data: bytes | str) -> _Annotation:
 
     def start(tag: str, _: object) -> None:
         if not path and tag != "annotation":
-            raise ImageError("bad_box", f"it begins with <{tag[:_SAID]}>; expected <annotation>")
+            raise ImageError("bad_box", f"it begins with <{tag[:_SAID]}>. Expected <annotation>")
         path.append(tag)
         text.clear()
         if path == ["annotation", "object"]:
@@ -264,7 +264,7 @@ def _parse(data: bytes | str) -> _Annotation:
         text.clear()
 
     def refuse(*_: object) -> None:
-        raise ImageError("bad_box", "it declares an entity or a DTD, which are refused; remove the declaration")
+        raise ImageError("bad_box", "it declares an entity or a DTD, which are refused. Remove the declaration")
 
     parser = expat.ParserCreate()
     parser.buffer_text = True

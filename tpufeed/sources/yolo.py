@@ -117,7 +117,7 @@ class YoloSource(Source):
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if len(place.files) > 1:
-            raise OptionError(f"{place.store.url}: {len(place.files)} files of YOLO; shard each separately")
+            raise OptionError(f"{place.store.url}: {len(place.files)} files of YOLO. Shard each separately")
         check_declares_all(options, "a data.yaml")
         store, name = place.store, place.files[0].name
         self._where = f"{store.url}/{name}"
@@ -143,7 +143,7 @@ class YoloSource(Source):
                 looked = " and ".join(dict.fromkeys(_join(*each) for each in tried))
                 wrong = f"{self._where}: {split} names {entry!r}, which is not there (looked for {looked})"
                 if split != "test":  # Roboflow names it in exports without one
-                    raise SourceError(f"{wrong}; correct 'path' or '{split}' in the file")
+                    raise SourceError(f"{wrong}. Correct 'path' or '{split}' in the file")
                 self._notes.append(f"{wrong}: the dataset has no images of it")
         if not self._entries:
             raise SourceError(f"{self._where}: none of its folders of images is there")
@@ -174,7 +174,7 @@ class YoloSource(Source):
         if lacking == count:
             label = whole(self.base, _label_of(self.base, first))
             raise SourceError(
-                f"{self._where}: none of its {count:,} images has a label file, like {label} for {first}; labels are "
+                f"{self._where}: none of its {count:,} images has a label file, like {label} for {first}. Labels are "
                 "in a folder 'labels' beside 'images', or beside the images"
             )
         if lacking:
@@ -285,12 +285,12 @@ def _read_config(store: Store, name: str) -> _Config:
     names = dict(sorted(said.names.items() if isinstance(said.names, dict) else enumerate(said.names)))
     named = {key: str(name) for key, name in names.items()}
     if said.nc is not None and said.nc != len(named):
-        raise SourceError(f"{where}: 'nc' is {said.nc}, but 'names' has {len(named)} classes; correct one of them")
+        raise SourceError(f"{where}: 'nc' is {said.nc}, but 'names' has {len(named)} classes. Correct one of them")
     if not named:
-        raise SourceError(f"{where}: 'names' is empty; expected the names of the classes")
+        raise SourceError(f"{where}: 'names' is empty. Expected the names of the classes")
     for class_name, times in Counter(named.values()).most_common(1):
         if times != 1:
-            raise SourceError(f"{where}: 'names' has {times} classes called {class_name!r}; expected each name once")
+            raise SourceError(f"{where}: 'names' has {times} classes called {class_name!r}. Expected each name once")
     splits = {
         split: [entry.strip().replace("\\", "/") for entry in ([entries] if isinstance(entries, str) else entries)]
         for split in _SPLITS
@@ -302,7 +302,7 @@ def _read_config(store: Store, name: str) -> _Config:
     if points is not None and order:
         places = dict(enumerate(order))
         if len(order) != points[0] or any(places.get(other) != at for at, other in places.items()):
-            raise SourceError(f"{where}: 'flip_idx' is {order}; expected {points[0]} numbers that swap keypoints")
+            raise SourceError(f"{where}: 'flip_idx' is {order}. Expected {points[0]} numbers that swap keypoints")
         pairs = tuple((at, other) for at, other in places.items() if at < other) or None
     return _Config((said.path or ".").strip().replace("\\", "/"), splits, named, points, pairs)
 
@@ -345,7 +345,7 @@ def _read_box(numbers: list[float], points: int, each: int) -> tuple[list[float]
         shares = [*box, *itertools.chain.from_iterable(mark[:2] for mark in marks)]
     elif not is_polygon:
         corners = "" if points else ", or x and y of 3 or more corners"
-        raise ImageError("bad_box", f"{len(numbers)} numbers after the class; expected {expected}{corners}")
+        raise ImageError("bad_box", f"{len(numbers)} numbers after the class. Expected {expected}{corners}")
     if not all(-_BEYOND <= number <= 1 + _BEYOND for number in shares) or not all(map(math.isfinite, numbers)):
         raise ImageError("bad_box", "expected shares of the image's width and height, from 0 to 1")
     if is_polygon:
