@@ -54,9 +54,9 @@ def append(  # noqa: PLR0913  # the public face
     After an interruption the same call continues where it stopped. Once all is done, it finds nothing new.
 
     Args:
-        src: a folder, table, tars or annotations, as in `tpufeed.shard`; it may be the whole source that has grown.
+        src: a folder, table, tars or annotations, as in `tpufeed.shard`. It may be the whole source that has grown.
         dst: path or URL of the dataset.
-        image: how to read the new source, if that differs from the dataset's first one; see `tpufeed.shard`. COCO's
+        image: how to read the new source, if that differs from the dataset's first one. See `tpufeed.shard`. COCO's
             folder of images is not taken from the first build.
         label: as for `image`.
         split_by: as for `image`.
