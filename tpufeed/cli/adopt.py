@@ -25,14 +25,8 @@ def _key_option(what: str) -> Any:
 @reports_errors
 def adopt_command(
     url: Annotated[str, typer.Argument(metavar="URL")],
-    dst: Annotated[
-        str | None,
-        flags.in_run("--to", metavar="URL"),
-    ] = None,
-    only: Annotated[
-        str | None,
-        flags.in_source(metavar="NAME,..."),
-    ] = None,
+    dst: Annotated[str | None, flags.in_run("--to", metavar="URL")] = None,
+    only: Annotated[str | None, flags.in_source(metavar="NAME,...")] = None,
     image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
     label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
     text_key: Annotated[str | None, _key_option(f"Name of the class: {_KEY}; or none")] = None,
@@ -45,19 +39,9 @@ def adopt_command(
             show_default="from the class names in the records",
         ),
     ] = None,
-    exif: Annotated[
-        str,
-        _in_features(
-            metavar="HOW",
-            autocompletion=one_of("ignore", "apply"),
-        ),
-    ] = "ignore",
+    exif: Annotated[str, _in_features(metavar="HOW", autocompletion=one_of("ignore", "apply"))] = "ignore",
     boxes_of: Annotated[
-        str,
-        _in_features(
-            metavar="IMAGE",
-            autocompletion=one_of("sizes", "stored", "upright"),
-        ),
+        str, _in_features(metavar="IMAGE", autocompletion=one_of("sizes", "stored", "upright"))
     ] = "sizes",
     as_json: flags.AsJson = False,
 ) -> None:

@@ -32,32 +32,22 @@ def bench_command(
     split: Annotated[str, flags.in_data(metavar="NAME")] = "train",
     ops: flags.LiveOps = None,
     device_ops: flags.DeviceOps = None,
-    threads: flags.Threads = None,
-    processes: flags.Processes = None,
-    device: Annotated[
-        str | None,
-        flags.in_device(metavar="DEVICE", autocompletion=flags.devices),
+    threads: Annotated[
+        int | None, flags.in_data(metavar="N", help="Decoding threads per process.", show_default="chosen by loaders")
     ] = None,
-    tpu: Annotated[
-        str | None,
-        flags.in_device(metavar="NAME", autocompletion=flags.tpus),
-    ] = None,
-    model: flags.Model = None,
-    batch_size: Annotated[
+    processes: Annotated[
         int | None,
-        flags.in_device("--batch", metavar="N"),
+        flags.in_data(metavar="N", help="Worker processes that decode; 0 for none.", show_default="chosen by loaders"),
     ] = None,
+    device: Annotated[str | None, flags.in_device(metavar="DEVICE", autocompletion=flags.devices)] = None,
+    tpu: Annotated[str | None, flags.in_device(metavar="NAME", autocompletion=flags.tpus)] = None,
+    model: flags.Model = None,
+    batch_size: Annotated[int | None, flags.in_device("--batch", metavar="N")] = None,
     step_ms: Annotated[float | None, flags.in_device(metavar="MS")] = None,
     steps: Annotated[int | None, flags.in_measuring(metavar="N")] = None,
-    seconds: Annotated[
-        float | None,
-        flags.in_measuring(metavar="S"),
-    ] = None,
+    seconds: Annotated[float | None, flags.in_measuring(metavar="S")] = None,
     repeats: Annotated[int, flags.in_measuring(metavar="N")] = 3,
-    warm_up: Annotated[
-        int,
-        flags.in_measuring(metavar="N"),
-    ] = 1,
+    warm_up: Annotated[int, flags.in_measuring(metavar="N")] = 1,
     as_json: flags.AsJson = False,
     save: Annotated[
         Path | None, flags.in_output(metavar="FILE", help="Write the whole result to this file, as JSON.")

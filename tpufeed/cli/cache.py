@@ -50,20 +50,10 @@ def warmup_command(
     ] = None,
     variants: Annotated[int, _in_augmentation(metavar="K")] = 1,
     seed: Annotated[int, _in_augmentation(metavar="N")] = 0,
-    shard_bytes: Annotated[
-        str | None,
-        flags.in_shards(
-            "--shard-size",
-            metavar="SIZE",
-        ),
-    ] = None,
+    shard_bytes: Annotated[str | None, flags.in_shards("--shard-size", metavar="SIZE")] = None,
     names: flags.Naming = "tpufeed",
     encode: Annotated[
-        str,
-        flags.in_images(
-            metavar="FORMAT",
-            autocompletion=one_of("raw", "jpeg", "png", "webp"),
-        ),
+        str, flags.in_images(metavar="FORMAT", autocompletion=one_of("raw", "jpeg", "png", "webp"))
     ] = "raw",
     quality: flags.Quality = 90,
     max_rejects: flags.MaxRejects = None,
@@ -72,12 +62,7 @@ def warmup_command(
     ray_address: flags.RayAddress = None,
     overwrite: flags.Overwrite = False,
     fsync: flags.Fsync = False,
-    allow_augmented: Annotated[
-        bool,
-        _in_augmentation(
-            "--allow-augmented",
-        ),
-    ] = False,
+    allow_augmented: Annotated[bool, _in_augmentation("--allow-augmented")] = False,
     dry_run: flags.DryRun = False,
     as_json: flags.AsJson = False,
     log_json: flags.LogJson = False,

@@ -17,40 +17,17 @@ if TYPE_CHECKING:
 
 @reports_errors
 def doctor_command(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-        ),
-    ],
+    url: Annotated[str, typer.Argument(metavar="URL")],
     split: flags.SplitName = None,
     ops: flags.LiveOps = None,
     device_ops: flags.DeviceOps = None,
-    tpu: Annotated[
-        str | None,
-        flags.in_device(
-            metavar="NAME",
-            autocompletion=flags.tpus,
-        ),
-    ] = None,
+    tpu: Annotated[str | None, flags.in_device(metavar="NAME", autocompletion=flags.tpus)] = None,
     model: flags.Model = None,
-    flops_per_sample: Annotated[
-        float | None,
-        flags.in_device(metavar="FLOPS"),
-    ] = None,
+    flops_per_sample: Annotated[float | None, flags.in_device(metavar="FLOPS")] = None,
     batch_size: Annotated[int | None, flags.in_device("--batch", metavar="N")] = None,
     seconds: Annotated[float, flags.in_measuring(metavar="S")] = 25.0,
-    steps: Annotated[
-        Path | None,
-        flags.in_measuring(
-            "--clock",
-            metavar="FILE",
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        flags.in_measuring(metavar="FOLDER"),
-    ] = None,
+    steps: Annotated[Path | None, flags.in_measuring("--clock", metavar="FILE")] = None,
+    profile: Annotated[Path | None, flags.in_measuring(metavar="FOLDER")] = None,
     as_json: flags.AsJson = False,
     report: flags.Report = None,
 ) -> None:

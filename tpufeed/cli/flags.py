@@ -84,12 +84,7 @@ def open_selected(url: str, version: int | None, select: list[str] | None) -> "D
 
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A dataset or cache: a path or URL.")]
-Src = Annotated[
-    str,
-    typer.Argument(
-        metavar="SRC",
-    ),
-]
+Src = Annotated[str, typer.Argument(metavar="SRC")]
 AsJson = Annotated[bool, in_output("--json", help="Print the result as JSON on stdout.")]
 LogJson = Annotated[bool, in_output("--log-json", help="Report progress, warnings and errors as JSON lines on stderr.")]
 Report = Annotated[Path | None, in_output(metavar="FILE", help="Write an HTML page with plots, e.g. out.html.")]
@@ -107,18 +102,9 @@ Select = Annotated[
         show_default="all samples",
     ),
 ]
-Naming = Annotated[
-    str,
-    in_shards(
-        metavar="STYLE",
-        autocompletion=one_of("tpufeed", "kaggle"),
-    ),
-]
+Naming = Annotated[str, in_shards(metavar="STYLE", autocompletion=one_of("tpufeed", "kaggle"))]
 Overwrite = Annotated[bool, in_run("--overwrite")]
-Fsync = Annotated[
-    bool,
-    in_run("--fsync"),
-]
+Fsync = Annotated[bool, in_run("--fsync")]
 DryRun = Annotated[bool, in_run("--dry-run", help="Only say what would be done, or why it is impossible.")]
 Workers = Annotated[int | None, in_run(metavar="N")]
 EngineName = Annotated[
@@ -145,135 +131,12 @@ BeamArguments = Annotated[
         metavar="[-- BEAM...]", help="For --engine beam, after `--`: Beam's own options, e.g. --runner=DataflowRunner."
     ),
 ]
-MaxRejects = Annotated[
-    str | None,
-    in_images(
-        metavar="BUDGET",
-    ),
-]
-MaxPixels = Annotated[
-    int | None,
-    in_images(metavar="PIXELS"),
-]
-MinSide = Annotated[int, in_images(metavar="PIXELS")]
-Policy = Annotated[
-    list[str] | None,
-    in_images(
-        metavar="CASE=CHOICE",
-        autocompletion=policies,
-        help="What to do with odd images, e.g. alpha=black: "
-        + ", ".join(f"{case}={'|'.join(choices)}" for case, choices in POLICIES.items())
-        + " (the first is the default). Repeatable.",
-    ),
-]
+MaxRejects = Annotated[str | None, in_images(metavar="BUDGET")]
 Quality = Annotated[int, in_images(metavar="N")]
-ShardSize = Annotated[
-    str | None,
-    in_shards("--shard-size", metavar="SIZE"),
-]
-Splits = Annotated[
-    str | None,
-    in_source(
-        metavar="NAME=SHARE,...",
-    ),
-]
-SplitBy = Annotated[
-    str | None,
-    in_source(
-        metavar="COLUMN",
-        autocompletion=one_of("folder"),
-    ),
-]
-Image = Annotated[
-    str | None,
-    in_source(
-        metavar="COLUMN",
-    ),
-]
-Label = Annotated[
-    str | None,
-    in_source(
-        metavar="COLUMN",
-        autocompletion=one_of("auto", "none", "parent"),
-    ),
-]
-Columns = Annotated[
-    list[str] | None,
-    in_source(
-        "--column",
-        metavar="NAME:DTYPE[SHAPE]",
-        help="Type and shape of a further column: embedding:float32[512], or tags:int64[] for any number. Repeatable.",
-        show_default="from its values",
-    ),
-]
-Classes = Annotated[
-    Path | None,
-    in_source(
-        metavar="FILE",
-        help="File with one class name per line; a class's id is its line number, from 0.",
-        show_default="the class names found, sorted",
-    ),
-]
-ImageColumns = Annotated[
-    list[str] | None,
-    in_source(
-        "--image-column",
-        metavar="NAME=COLUMN:KIND",
-        help="Further image of each sample, e.g. mask=mask_path:mask, by the column of a table, or the suffix of files "
-        "in a tar (mask.png); the kind is image, mask or depth. Repeatable.",
-    ),
-]
-Masks = Annotated[
-    str | None,
-    in_source(metavar="DIR"),
-]
-GroupBy = Annotated[
-    str | None,
-    in_source(metavar="COLUMN"),
-]
-Outlines = Annotated[
-    str | None,
-    in_source(
-        metavar="KIND",
-        autocompletion=one_of("semantic", "instance"),
-    ),
-]
-Boxes = Annotated[
-    str | None,
-    in_source(
-        metavar="COLUMN",
-    ),
-]
-BoxFormat = Annotated[
-    str | None,
-    in_source(
-        metavar="FORMAT",
-        autocompletion=one_of(
-            *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative")),
-            "voc",
-        ),
-    ),
-]
-Keypoints = Annotated[
-    str | None,
-    in_source(
-        metavar="COLUMN",
-    ),
-]
-FlipPairs = Annotated[
-    str | None,
-    in_source(
-        metavar="N:N,...",
-    ),
-]
-BoxColumns = Annotated[str | None, in_source(metavar="COLUMN,...")]
-BoxesOutside = Annotated[
-    str,
-    in_source(
-        metavar="HOW",
-        autocompletion=one_of("reject", "clip", "drop"),
-    ),
-]
+SplitBy = Annotated[str | None, in_source(metavar="COLUMN", autocompletion=one_of("folder"))]
+Image = Annotated[str | None, in_source(metavar="COLUMN")]
+Label = Annotated[str | None, in_source(metavar="COLUMN", autocompletion=one_of("auto", "none", "parent"))]
+Masks = Annotated[str | None, in_source(metavar="DIR")]
 SplitName = Annotated[
     str | None, in_data(metavar="NAME", help="The split to read.", show_default="train, or the first")
 ]
@@ -297,12 +160,6 @@ DeviceOps = Annotated[
         "for it.",
         show_default="none",
     ),
-]
-Threads = Annotated[
-    int | None, in_data(metavar="N", help="Decoding threads per process.", show_default="chosen by loaders")
-]
-Processes = Annotated[
-    int | None, in_data(metavar="N", help="Worker processes that decode; 0 for none.", show_default="chosen by loaders")
 ]
 Model = Annotated[
     str | None,

@@ -1,5 +1,6 @@
 """`tpufeed shard`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,61 +21,87 @@ def shard_command(
     src: flags.Src,
     dst: Annotated[str, typer.Argument(metavar="DST")],
     beam: flags.BeamArguments = None,
-    splits: flags.Splits = None,
+    splits: Annotated[str | None, flags.in_source(metavar="NAME=SHARE,...")] = None,
     split_by: flags.SplitBy = None,
     image: flags.Image = None,
     label: flags.Label = None,
     label_separator: Annotated[str | None, flags.in_source(metavar="TEXT")] = None,
-    classes: flags.Classes = None,
-    columns: flags.Columns = None,
-    shard_bytes: flags.ShardSize = None,
+    classes: Annotated[
+        Path | None,
+        flags.in_source(
+            metavar="FILE",
+            help="File with one class name per line; a class's id is its line number, from 0.",
+            show_default="the class names found, sorted",
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        flags.in_source(
+            "--column",
+            metavar="NAME:DTYPE[SHAPE]",
+            help="Type and shape of a further column: embedding:float32[512], or tags:int64[] for any number. "
+            "Repeatable.",
+            show_default="from its values",
+        ),
+    ] = None,
+    shard_bytes: Annotated[str | None, flags.in_shards("--shard-size", metavar="SIZE")] = None,
     shards: Annotated[int | None, flags.in_shards(metavar="N")] = None,
     hosts: Annotated[int, flags.in_shards(metavar="N")] = 1,
     names: flags.Naming = "tpufeed",
     seed: Annotated[int, flags.in_shards(metavar="N")] = 0,
-    check: Annotated[
-        str,
-        flags.in_images(
-            metavar="HOW",
-            autocompletion=one_of("full", "header"),
-        ),
-    ] = "full",
+    check: Annotated[str, flags.in_images(metavar="HOW", autocompletion=one_of("full", "header"))] = "full",
     encode: Annotated[
-        str,
-        flags.in_images(
-            metavar="FORMAT",
-            autocompletion=one_of("keep", "exact", "jpeg", "png", "webp"),
-        ),
+        str, flags.in_images(metavar="FORMAT", autocompletion=one_of("keep", "exact", "jpeg", "png", "webp"))
     ] = "keep",
-    progressive: Annotated[
-        str,
-        flags.in_images(
-            metavar="HOW",
-            autocompletion=one_of("keep", "baseline"),
-        ),
-    ] = "keep",
+    progressive: Annotated[str, flags.in_images(metavar="HOW", autocompletion=one_of("keep", "baseline"))] = "keep",
     quality: flags.Quality = 90,
     presize: Annotated[int | None, flags.in_images(metavar="PIXELS")] = None,
     presize_mode: Annotated[
-        str,
-        flags.in_images(
-            metavar="SIDE",
-            autocompletion=one_of("short", "long", "fit"),
-        ),
+        str, flags.in_images(metavar="SIDE", autocompletion=one_of("short", "long", "fit"))
     ] = "short",
-    max_pixels: flags.MaxPixels = None,
-    min_side: flags.MinSide = 1,
-    policy: flags.Policy = None,
-    image_columns: flags.ImageColumns = None,
+    max_pixels: Annotated[int | None, flags.in_images(metavar="PIXELS")] = None,
+    min_side: Annotated[int, flags.in_images(metavar="PIXELS")] = 1,
+    policy: Annotated[
+        list[str] | None,
+        flags.in_images(
+            metavar="CASE=CHOICE",
+            autocompletion=flags.policies,
+            help="What to do with odd images, e.g. alpha=black: "
+            + ", ".join(f"{case}={'|'.join(choices)}" for case, choices in flags.POLICIES.items())
+            + " (the first is the default). Repeatable.",
+        ),
+    ] = None,
+    image_columns: Annotated[
+        list[str] | None,
+        flags.in_source(
+            "--image-column",
+            metavar="NAME=COLUMN:KIND",
+            help="Further image of each sample, e.g. mask=mask_path:mask, by the column of a table, or the suffix of "
+            "files in a tar (mask.png); the kind is image, mask or depth. Repeatable.",
+        ),
+    ] = None,
     masks: flags.Masks = None,
-    group_by: flags.GroupBy = None,
-    outlines: flags.Outlines = None,
-    boxes: flags.Boxes = None,
-    box_format: flags.BoxFormat = None,
-    keypoints: flags.Keypoints = None,
-    flip_pairs: flags.FlipPairs = None,
-    box_columns: flags.BoxColumns = None,
-    boxes_outside: flags.BoxesOutside = "reject",
+    group_by: Annotated[str | None, flags.in_source(metavar="COLUMN")] = None,
+    outlines: Annotated[
+        str | None, flags.in_source(metavar="KIND", autocompletion=one_of("semantic", "instance"))
+    ] = None,
+    boxes: Annotated[str | None, flags.in_source(metavar="COLUMN")] = None,
+    box_format: Annotated[
+        str | None,
+        flags.in_source(
+            metavar="FORMAT",
+            autocompletion=one_of(
+                *(f"{name}{share}" for name in ("xyxy", "xywh", "cxcywh") for share in ("", ",relative")),
+                "voc",
+            ),
+        ),
+    ] = None,
+    keypoints: Annotated[str | None, flags.in_source(metavar="COLUMN")] = None,
+    flip_pairs: Annotated[str | None, flags.in_source(metavar="N:N,...")] = None,
+    box_columns: Annotated[str | None, flags.in_source(metavar="COLUMN,...")] = None,
+    boxes_outside: Annotated[
+        str, flags.in_source(metavar="HOW", autocompletion=one_of("reject", "clip", "drop"))
+    ] = "reject",
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: flags.EngineName = "local",
@@ -123,12 +150,7 @@ def append_command(  # each option is a flag
     image: flags.Image = None,
     label: flags.Label = None,
     masks: flags.Masks = None,
-    unset: Annotated[
-        list[str] | None,
-        flags.in_source(
-            metavar="OPTION",
-        ),
-    ] = None,
+    unset: Annotated[list[str] | None, flags.in_source(metavar="OPTION")] = None,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: flags.EngineName = "local",

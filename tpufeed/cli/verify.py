@@ -21,13 +21,7 @@ _LINES_SHOWN = 100
 @reports_errors
 def verify_command(
     url: flags.Url,
-    decode: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            autocompletion=one_of("all", "5%"),
-        ),
-    ] = None,
+    decode: Annotated[str | None, typer.Option(metavar="SHARE", autocompletion=one_of("all", "5%"))] = None,
     version: flags.Version = None,
     as_json: flags.AsJson = False,
 ) -> None:
