@@ -70,7 +70,7 @@ def warmup_command(
     """Precompute the expensive part of an augmentation, in one or more variants.
 
     If it is interrupted, the same command continues where it stopped. A complete cache is verified and stays unchanged.
-    Of raw images, make a dataset first: tpufeed shard.
+    Raw images become a dataset first, by tpufeed shard.
 
     Examples:
       tpufeed cache warmup flowers flowers-224 --size 224 --variants 4
