@@ -22,7 +22,7 @@ from tpufeed import Mixture, cache
 from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import HorizontalFlip, RandomCrop
-from tpufeed.stream.batch import Decoder
+from tpufeed.stream.decoding import plan_decoding
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.sampler import source_of
 
@@ -114,7 +114,7 @@ def pixels(stored, ops, request):
             return held.pixels
         dataset = open_dataset(url)
         options = LoaderOptions(ops=ops if source == "dataset" else None, seed=SEED)
-        (pipeline,) = Decoder(source_of(dataset, "train"), options).pipelines
+        (pipeline,) = plan_decoding(source_of(dataset, "train"), options).pipelines
         shape, drawn = dataset.manifest.tensor_shape, pipeline.draw(epoch, np.arange(SAMPLES))
         draws = [[op[sample] for op in drawn] for sample in range(SAMPLES)]
         if shape is None:

@@ -327,7 +327,7 @@ def test_a_mixed_batch_repeats_in_another_world(whole_url):
 
     def shares(**more):
         with tpufeed.Loader(whole_url, **options | more) as loader:
-            return loader.stream._decoder.decoders[0].device_numbers(1, np.arange(8))
+            return loader.stream._decoder.plans[0].device_numbers(1, np.arange(8))
 
     np.testing.assert_array_equal(shares(), shares(world=(1, 2), batch_size=8))
 

@@ -496,7 +496,7 @@ def test_all_loaders_take_a_mixture(mixture):
     with tpufeed.Loader(mixture, **options).to_jax() as loader:
         assert rows_of([[np.ascontiguousarray(column) for column in batch] for batch in loader]) == rows
         with pytest.raises(OptionError, match="sources"):
-            _ = loader.loader.dataset
+            _ = loader.stream.dataset
     loader = tpufeed.Loader(mixture, **options)
     assert rows_of([[column.numpy() for column in batch] for batch in loader.to_tf()]) == rows
     assert loader.class_names == ("cat", "dog", "emu")

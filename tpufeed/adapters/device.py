@@ -17,9 +17,8 @@ from typing import Any
 from tpufeed.adapters.feed import StatelessFeed
 from tpufeed.display.summary import Summary
 from tpufeed.errors import LoaderError
-from tpufeed.stream.host import HostStream
+from tpufeed.stream.host import HostStream, Stream
 from tpufeed.stream.rank_check import EpochSpec, begin_together
-from tpufeed.stream.stream import Stream
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_SECONDS = 10.0  # to wait for a loader when closing; a user's own loader may never return

@@ -6,8 +6,7 @@ from typing import Any, Self
 
 from tpufeed.display.summary import Summary
 from tpufeed.errors import OptionError
-from tpufeed.stream.host import HostStream
-from tpufeed.stream.stream import Stream
+from tpufeed.stream.host import HostStream, Stream
 
 ENDLESS = 1 << 62  # batches: for frameworks that need every iteration to end
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tpufeed.errors import OptionError
 from tpufeed.stream.executor import CLOSED
-from tpufeed.stream.stream import REPLACED, SUPERSEDED, Iteration, Stream
+from tpufeed.stream.host import REPLACED, SUPERSEDED, Iteration, Stream
 
 
 class ForeignStream(Stream):

@@ -156,7 +156,7 @@ class Loader(Feed):
     ) -> None:
         given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
         options = LoaderOptions(**given | {"world": None if world is None else to_world(world)})
-        super().__init__(HostStream(url, split, options))
+        self.stream = HostStream(url, split, options)
 
     @property
     def dataset(self) -> Dataset:
@@ -178,7 +178,7 @@ class Loader(Feed):
 
         The epoch begins with its first batch; until then it stays the next one.
         """
-        return self.stream.iterate()
+        return EpochIterator(self.stream)
 
     @checked()
     def state_dict(self, batches: Number | None = None) -> dict[str, Any]:

@@ -9,9 +9,8 @@ import numpy as np
 
 from tpufeed.builds.plan import PlanHeader, Task
 from tpufeed.cache.moving import moves
-from tpufeed.dataset.classes import own_ids
 from tpufeed.dataset.naming import MANIFEST, PLAN
-from tpufeed.dataset.reader import Dataset, find_dataset
+from tpufeed.dataset.reader import Dataset, find_dataset, own_ids
 from tpufeed.dataset.schema import (
     FILENAME,
     FORMAT,

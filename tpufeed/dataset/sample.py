@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.dataset import schema
-from tpufeed.dataset.classes import ClassIds
 from tpufeed.dataset.object_boxes import read_boxes
+from tpufeed.dataset.reader import ClassIds
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
 from tpufeed.images.geometry import Geometry

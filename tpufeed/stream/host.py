@@ -1,13 +1,17 @@
-"""The host's stream: numpy batches in an exact order, decoded straight into their memory. Knows no framework."""
+"""The stream of batches on the host: numpy arrays in an exact order, decoded straight into their memory.
+
+`Stream` is what feeds take. A `HostStream` has the place and workers of a training, an `EpochIterator` its batches.
+"""
 
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from tpufeed.dataset.order import World
@@ -17,9 +21,10 @@ from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
 from tpufeed.images.device import Arrays
 from tpufeed.options import Number, checked
 from tpufeed.processes.limits import free_swap, limit_reached, memory_left, memory_limit
-from tpufeed.stream.batch import BatchDecoder, DecodedBatch, warn_of_flips
+from tpufeed.stream.batch import BatchDecoder, DecodedBatch
 from tpufeed.stream.buffers import BufferPool
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, SAMPLE, Batch, BatchForm, Column
+from tpufeed.stream.decoding import warn_of_flips
 from tpufeed.stream.executor import (
     CLOSED,
     BatchFuture,
@@ -33,13 +38,18 @@ from tpufeed.stream.mixture import DatasetLike, Mixture
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.rank_check import EpochSpec
 from tpufeed.stream.sampler import Cursor, DatasetSampler, MixtureSampler, Sampler, SampleSource
-from tpufeed.stream.stream import REPLACED, SUPERSEDED, Iteration, Stream
 from tpufeed.stream.training import Epoch, Training
 from tpufeed.stream.workers import ProcessExecutor
 from tpufeed.stream.world import find_world, thread_world
 from tpufeed.text import format_value
 
 _logger = logging.getLogger(__name__)
+
+REPLACED = "another iteration was begun, and a loader has one at a time; make a loader for each"
+SUPERSEDED = (
+    "set_epoch or load_state_dict was called in the middle of this epoch, which cannot continue; call them between two "
+    "iterations"
+)
 
 _FEWEST_AHEAD, _AHEAD_PER_PROCESS = 4, 2
 _AHEAD_BYTES, _AHEAD_SHARE = 4 << 30, 8  # batches ahead may take so many bytes, or this part of the free memory
@@ -91,6 +101,73 @@ class LoaderStats(Summary):
     buffer_bytes: int
 
 
+class Iteration(Protocol):
+    """An iteration that takes batches ahead of its loop."""
+
+    def close(self, why: str = "") -> None:
+        """End it, and tell its loop why."""
+
+
+class Stream(Summary, ABC):
+    """Epochs of batches on the host, with their place, classes and counts. All feeds of a stream share them.
+
+    The newest iteration leads. `Feed` explains what each method returns.
+    """
+
+    _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weak, so that a dropped iteration ends itself
+    _handed: Any = None  # place of its loop; None if no batch is taken ahead of it
+
+    @property
+    @abstractmethod
+    def class_names(self) -> tuple[str, ...]: ...
+
+    @property
+    @abstractmethod
+    def batch_size(self) -> int | None: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None: ...
+
+    @abstractmethod
+    def state_dict(self) -> Any: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def stats(self) -> Any: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def lead(self, iteration: Iteration) -> None:
+        """Make an iteration that takes batches ahead of its loop the newest, and end earlier ones."""
+
+    @abstractmethod
+    def taken(self) -> Any:
+        """Return the place after the batch that was taken last, for a later `hand_out`."""
+
+    def hand_out(self, place: Any) -> None:
+        """Move the training loop's place past a batch: `place` is what `taken` returned for that batch."""
+        self._handed = place
+
+    @property
+    def is_led(self) -> bool:
+        """True while an iteration takes batches ahead of its loop, perhaps in a thread."""
+        return self._ahead_of_loop is not None and self._ahead_of_loop() is not None
+
+    def end_iteration(self, why: str) -> None:
+        """End the iteration that takes batches ahead of its loop, if there is one, and tell its loop why."""
+        ahead, self._ahead_of_loop = self._ahead_of_loop, None
+        iteration = None if ahead is None else ahead()
+        if iteration is not None:
+            iteration.close(why)
+
+
 class HostStream(Stream):
     """The batches of a dataset or a mixture as numpy arrays, and the place of a training in them.
 
@@ -130,7 +207,7 @@ class HostStream(Stream):
         self._copies_shards = options.local_bytes != 0 and any(dataset.is_remote for dataset in datasets)
         self._make_decoder(self._sampler.sources)
         if self.columns.fields:
-            warn_of_flips(self._decoder.decoders)
+            warn_of_flips(self._decoder.plans)
         batch_bytes = self._decoder.layout.stride
         wanted = max(_FEWEST_AHEAD, _AHEAD_PER_PROCESS * self._workers.processes)
         self._prefetch = options.prefetch or max(1, min(wanted, self._most_ahead(batch_bytes)))
@@ -406,7 +483,7 @@ class HostStream(Stream):
         """Decode samples of these sources from now on. Raises OptionError if the options do not fit them."""
         decoder = self._decoder = BatchDecoder(sources, self.options, self._workers.threads)
         columns = self.columns = decoder.columns
-        self.pipeline, self.device_ops = decoder.decoders[0].pipelines[0], decoder.decoders[0].device_ops
+        self.pipeline, self.device_ops = decoder.plans[0].pipelines[0], decoder.plans[0].device_ops
         masked = self.options.remainder == "pad" or self.options.max_bad_records > 0
         self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), self.options.columns is None)
         own = [*columns.every, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from tpufeed.dataset.classes import ClassIds, renumber
 from tpufeed.dataset.order import Ints
-from tpufeed.dataset.reader import Dataset, open_dataset
+from tpufeed.dataset.reader import ClassIds, Dataset, open_dataset, renumber
 from tpufeed.dataset.selection import views_by_class
 from tpufeed.display.summary import Summary, rounded
 from tpufeed.errors import OptionError, mask_secrets

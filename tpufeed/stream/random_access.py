@@ -20,8 +20,9 @@ from tpufeed.errors import OptionError, ShardError, mask_secrets
 from tpufeed.storage.copies import LocalCopies
 from tpufeed.storage.copies_folder import RemoteShard
 from tpufeed.storage.store import open_store
-from tpufeed.stream.batch import Decoder, warn_of_flips
+from tpufeed.stream.batch import Decoder
 from tpufeed.stream.columns import SAMPLE
+from tpufeed.stream.decoding import plan_decoding, warn_of_flips
 from tpufeed.stream.executor import LEAST_KEPT, make_copies
 from tpufeed.stream.mixture import DatasetLike, Mixture
 from tpufeed.stream.options import LoaderOptions
@@ -64,7 +65,7 @@ class PortableSamples:
         self._digest, self._stored = self._dataset.content_digest, self._dataset.manifest.content_digest
         self.options, self._decode = options, decode
         self._opened: SplitSamples | None = SplitSamples(self._dataset, split, options, decode)
-        warn_of_flips([self._opened.decoder])
+        warn_of_flips([self._opened.plan])
         self._process, self._opening = os.getpid(), threading.Lock()
 
     @property
@@ -124,8 +125,8 @@ class SplitSamples:
     ) -> None:
         self.dataset, self._split, self._options, self._workers = dataset, split, options, workers
         self._source = source_of(dataset, split)
-        self.decoder = Decoder(self._source, options, encoded=not decode)
-        self.columns = self.decoder.columns
+        self.plan = plan_decoding(self._source, options, encoded=not decode)
+        self.columns, self._decoder = self.plan.columns, Decoder(self.plan)
         self.names = self.columns.names
         self._variants = dataset.split(split).variants
         self._starts = np.cumsum([0, *(shard.records for shard in self._variants[0].shards)])
@@ -133,7 +134,7 @@ class SplitSamples:
         self._readers: dict[int, Reader] = {}
         self._admission: ShardAdmission | None = None
         self._opening = threading.Lock()  # threads that begin together open a variant once
-        ops = (op for pipeline in self.decoder.pipelines for op in pipeline.ops)
+        ops = (op for pipeline in self.plan.pipelines for op in pipeline.ops)
         moves = bool(self.columns.images) or any(field.moves for field in self.columns.fields)
         self.draws = moves and any(op.draws for op in ops)
         self.changes_by_epoch = self.draws or (moves and len(self._variants) > 1)
@@ -164,8 +165,8 @@ class SplitSamples:
         places = places_of(samples, self._starts)
         rows: dict[str, list[Any]] = {column.name: [None] * len(samples) for column in self.columns.every}
         drawn = samples + numbers * self._starts[-1]  # ids of no other sample
-        draws = [pipeline.draw(epoch, drawn) for pipeline in self.decoder.pipelines]
-        self.decoder.decode(reader, places, draws, rows, range(len(samples)))
+        draws = [pipeline.draw(epoch, drawn) for pipeline in self.plan.pipelines]
+        self._decoder.decode(reader, places, draws, rows, range(len(samples)))
         if self._admission is not None:
             self._admission.touch(reader, variant, [shard for shard, _ in places])
         for column in self.columns.images:

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.dataset.classes import ClassIds, own_ids
 from tpufeed.dataset.manifest import Split
 from tpufeed.dataset.mixture import SHARES, MixtureOrder, Phase
 from tpufeed.dataset.order import EpochOrder, Ints, Places, Share, World, check_lanes, default_lanes
-from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.reader import ClassIds, Dataset, own_ids
 from tpufeed.errors import OptionError
 from tpufeed.stream.mixture import ClassList, Mixture, Stop, join_classes
 from tpufeed.stream.options import LoaderOptions
@@ -342,7 +341,6 @@ class Sampler(ABC):
     To continue a training, make another sampler. For one thread.
 
     Attributes:
-        label: the dataset's URL without secrets, or the mixture's description, for messages.
         options: the loader's options. With a mixture that never stops, `repeat` is True.
         sources: the datasets with their classes, in the order of the mixture's weights.
         shares: the share of the samples that each dataset gives.
@@ -350,7 +348,6 @@ class Sampler(ABC):
     """
 
     wraps = False  # True if the first samples of an epoch complete its last batch, not those of the next epoch
-    label: str
 
     def __init__(
         self, options: LoaderOptions, sources: Sequence[SampleSource], shares: Sequence[float], training: Training
@@ -358,6 +355,11 @@ class Sampler(ABC):
         self.options, self.sources, self.shares = options, tuple(sources), tuple(shares)
         self.training, self._split = training, sources[0].split
         self._stream: SampleStream | None = None
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """The dataset's URL without secrets, or the mixture's description, for messages."""
 
     @abstractmethod
     def _open_stream(self, lanes: int) -> SampleStream:
@@ -491,9 +493,12 @@ class DatasetSampler(Sampler):
         source, self._dataset = source_of(dataset, split), dataset
         if not source.entry.records:
             raise OptionError(f"{source.label}: split {split!r} is empty")
-        self.label = source.label
         training = replace(training or Training(lanes=options.lanes), classes=ClassList(dataset.class_names))
         super().__init__(options, [source], [1.0], training)
+
+    @property
+    def label(self) -> str:
+        return self.sources[0].label
 
     def _open_stream(self, lanes: int) -> SampleStream:
         return DatasetStream(self.sources[0], self.options, lanes)
@@ -549,7 +554,7 @@ class MixtureSampler(Sampler):
         training: Training | None = None,
         datasets: Sequence[Dataset] = (),
     ) -> None:
-        self._mixture, self.label = mixture, repr(mixture)
+        self._mixture = mixture
         datasets = datasets or mixture.open(split)
         training = training or begin_training(datasets, split, mixture, options)
         numbers = {each.digest: each.root for each in training.sources}
@@ -562,6 +567,10 @@ class MixtureSampler(Sampler):
         if mixture.stop == "never":
             options = replace(options, repeat=True)
         super().__init__(options, sources, shares, replace(training, classes=classes))
+
+    @property
+    def label(self) -> str:
+        return repr(self._mixture)
 
     def _open_stream(self, lanes: int) -> SampleStream:
         return MixtureStream(self.training, self.sources, self.options, lanes, self._mixture.stop)

@@ -23,10 +23,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from tpufeed.dataset.classes import ClassIds
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.manifest import Manifest, pack_manifest
-from tpufeed.dataset.reader import Dataset, reopen_dataset
+from tpufeed.dataset.reader import ClassIds, Dataset, reopen_dataset
 from tpufeed.errors import LoaderError
 from tpufeed.processes.child import Child, ChildDiedError, Failure, Fork, ForkServer, stop_all
 from tpufeed.processes.limits import oom_kills, why_killed

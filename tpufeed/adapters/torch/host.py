@@ -18,7 +18,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.images.protocols import Op
 from tpufeed.options import Rule, checked
-from tpufeed.stream.batch import FIX_SIZE
+from tpufeed.stream.decoding import FIX_SIZE
 from tpufeed.stream.mixture import DatasetLike
 from tpufeed.stream.options import LabelFormat, LoaderOptions
 from tpufeed.stream.random_access import PortableSamples, SplitSamples
@@ -138,7 +138,7 @@ class TFRecordImages(TorchDataset[Any]):
         samples %= len(self)
         # Before the first batch: if a rank first failed in the middle of an epoch, the others would wait for it.
         batched = len(samples) > 1 and self.transform is None
-        if batched and opened.columns.pooled and None in opened.decoder.sizes:
+        if batched and opened.columns.pooled and None in opened.plan.sizes:
             raise OptionError(
                 f"{self._samples.url}: no op fixes the size of the images, which must be equal in a batch; {FIX_SIZE}. "
                 "If all sizes are equal, or a collate_fn handles others, pass transform=torch.from_numpy"
