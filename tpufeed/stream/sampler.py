@@ -338,7 +338,8 @@ class Cursor:
 class Sampler(ABC):
     """The order of a training's samples, and its states. All ranks have equal samplers, and pass their world.
 
-    To continue a training, make another sampler. For one thread.
+    Each kind is made of what to read, a split, the loader's options, and the training to continue: by default a new
+    one. To continue another training, make another sampler. For one thread.
 
     Attributes:
         options: the loader's options. With a mixture that never stops, `repeat` is True.
@@ -475,17 +476,7 @@ class Sampler(ABC):
 
 
 class DatasetSampler(Sampler):
-    """The sampler of one dataset. Its states name the dataset.
-
-    Args:
-        dataset: the dataset to read.
-        split: the name of the split.
-        options: the loader's options.
-        training: the training to continue; by default a new one.
-
-    Raises:
-        OptionError: the split is empty.
-    """
+    """The sampler of one dataset, whose states name it. Raises OptionError if the split is empty."""
 
     wraps = True
 
@@ -532,18 +523,11 @@ class DatasetSampler(Sampler):
 
 
 class MixtureSampler(Sampler):
-    """The sampler of a mixture. Its states name all datasets of the training.
-
-    Args:
-        mixture: the mixture to read.
-        split: the name of the split.
-        options: the loader's options.
-        training: the training to continue; by default a new one.
-        datasets: the datasets of the mixture if they are open already.
+    """The sampler of a mixture, whose states name all datasets of the training.
 
     Raises:
         DatasetNotFoundError, ManifestError: there is no dataset that can be read.
-        OptionError: a split is empty; two datasets are the same; the classes cannot be joined.
+        OptionError: a split is empty, two datasets are the same, or the classes cannot be joined.
     """
 
     def __init__(

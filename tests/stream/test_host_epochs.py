@@ -147,7 +147,7 @@ def test_an_error_while_the_next_epoch_is_prepared_loses_none_of_it(cache_url):
 
 
 def test_closing_from_another_thread_ends_the_wait_for_a_batch_of_many_chunks(dataset_url):
-    slow = Custom("tests.adapters.test_loader_epochs:take_a_moment")
+    slow = Custom("tests.stream.test_host_epochs:take_a_moment")
     options = {"ops": [CenterCrop(64), slow], "batch_size": 70, "threads": 1, "prefetch": 1, "timeout_seconds": 60}
     with make(dataset_url, **options) as loader:
         threading.Timer(0.2, loader.close).start()
