@@ -21,7 +21,7 @@ from tpufeed.stream.host import HostStream, Stream
 from tpufeed.stream.rank_check import EpochSpec, begin_together
 
 _LOGGER = logging.getLogger(__name__)
-_CLOSE_SECONDS = 10.0  # to wait for a loader when closing; a user's own loader may never return
+_CLOSE_SECONDS = 10.0  # to wait for a loader when closing. A user's own loader may never return
 
 Exchange = Callable[[EpochSpec], Sequence[EpochSpec]]
 
@@ -36,7 +36,7 @@ class DeviceStats(Summary):
             within `next`.
         transfer_seconds: seconds that a host thread spent sending batches.
         transfer_bytes: bytes sent by this process.
-        host: the host loader's `stats()`, which count that thread's waits; None if it has none.
+        host: the host loader's `stats()`, which count that thread's waits. None if it has none.
     """
 
     batches: int = 0
@@ -51,8 +51,8 @@ class Transfer(ABC):
 
     Attributes:
         batches: the loader's batches.
-        close: cancels a batch that another thread waits for; None if the loader cannot do that.
-        spec: what ranks compare before they begin; None if they do not.
+        close: cancels a batch that another thread waits for. None if the loader cannot do that.
+        spec: what ranks compare before they begin. None if they do not.
         thread: the thread that prefetches.
     """
 
@@ -64,7 +64,7 @@ class Transfer(ABC):
 
     @abstractmethod
     def send(self, batch: Any) -> tuple[Any, int]:
-        """Send a batch; return what `receive` takes, and the bytes sent. Called in one thread at a time."""
+        """Send a batch. Return what `receive` takes, and the bytes sent. Called in one thread at a time."""
 
     def receive(self, sent: Any) -> Any:
         """Return the batch for the training loop, in its thread."""
@@ -74,7 +74,7 @@ class Transfer(ABC):
         """Do what the framework does between two steps, before the next batch is waited for."""
 
     def fetch(self, feed: "DeviceFeed") -> tuple[Any, Any] | None:
-        """Send the next batch; return it with the loader's place after it. None at the end, and after an exception."""
+        """Send the next batch. Return it with the loader's place after it. None at the end, and after an exception."""
         if self._ended:
             return None
         # Until the batch is sent: fetches that were queued before an exception then find the end, not a broken loader.
@@ -123,12 +123,12 @@ class DeviceFeed(StatelessFeed, ABC):
         """Open the loader's next epoch, in the thread of the training loop: processes may be forked here."""
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how ranks exchange specs, and this rank's number; None if they do not compare."""
+        """Return how ranks exchange specs, and this rank's number. None if they do not compare."""
         return None
 
     @property
     def host(self) -> HostStream | None:
-        """The stream of numpy batches; None for a loader that is not tpufeed's."""
+        """The stream of numpy batches. None for a loader that is not tpufeed's."""
         return self.stream if isinstance(self.stream, HostStream) else None
 
     def __iter__(self) -> "DeviceIterator":

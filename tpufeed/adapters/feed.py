@@ -35,7 +35,7 @@ class StatelessFeed(Summary):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples per batch on one rank; None if a user's own loader does not say."""
+        """Samples per batch on one rank. None if a user's own loader does not say."""
         return self.stream.batch_size
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class StatelessFeed(Summary):
         return self.stream.stats()
 
     def close(self) -> None:
-        """Stop the workers; any thread may call it. A feed that is iterated again starts new ones."""
+        """Stop the workers. Any thread may call it. A feed that is iterated again starts new ones."""
         self.stream.close()
 
     def __enter__(self) -> Self:
@@ -104,6 +104,6 @@ class Feed(StatelessFeed):
 
 
 def stream_of(feed: Any) -> HostStream | None:
-    """Return the stream of a loader or feed of tpufeed; None for anything else, and for a feed of a user's loader."""
+    """Return the stream of a loader or feed of tpufeed. None for anything else, and for a feed of a user's loader."""
     stream = feed.stream if isinstance(feed, StatelessFeed) else feed
     return stream if isinstance(stream, HostStream) else None

@@ -39,11 +39,11 @@ class ForeignStream(Stream):
         self._ahead_of_loop, self._resuming = weakref.ref(iteration), False
 
     def taken(self) -> Any:
-        """Return the state of the user's loader; None if it keeps none."""
+        """Return the state of the user's loader. None if it keeps none."""
         return self.wrapped.state_dict() if hasattr(self.wrapped, "state_dict") else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the user's loader; or of its dataset and samplers, if it has no `set_epoch`.
+        """Set the epoch of the user's loader, or of its dataset and samplers, if it has no `set_epoch`.
 
         Right after `load_state_dict`, the rest of that state's epoch stays next.
         """

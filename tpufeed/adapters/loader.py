@@ -49,7 +49,7 @@ class Loader(Feed):
     All options for reading are here. `to_torch`, `to_device`, `to_xla`, `to_jax`, `to_tf` and `to_keras` give the same
     batches to a framework. They share this loader's place, so each continues where any other stopped. Only one
     iteration runs at a time: when a new one begins, earlier iterations of this loader and its feeds raise LoaderError.
-    One thread at a time iterates; any thread may close. Pickles and copies are loaders at the same place, without
+    One thread at a time iterates. Any thread may close. Pickles and copies are loaders at the same place, without
     workers.
 
     Each rank reads its own samples. Before the first batch of an iteration for torch, XLA or JAX all ranks compare what
@@ -61,55 +61,55 @@ class Loader(Feed):
         split: the name of the split to read.
         batch_size: samples per batch on one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
-            end up the same size; if all of the dataset have one, no op is needed. None: the live ops of a cache, or no
+            end up the same size. If all of the dataset have one, no op is needed. None: the live ops of a cache, or no
             op.
         device_ops: ops that run after `ops`, with draws of the same kind. The device runs them in batches of `to_jax`,
-            `to_xla`, `to_device`, and of `to_keras` on JAX; then they cost the host a few microseconds per image. The
+            `to_xla`, `to_device`, and of `to_keras` on JAX. Then they cost the host a few microseconds per image. The
             host runs them in all other batches. `MixUp` and `CutMix` come last. Images need one size before these ops.
             docs/device_ops.md says which ops there are, and how near their pixels are to those of the host.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
-            width, filename, text, or the name of a feature; for a mixture also source, the number of the sample's
+            width, filename, text, or the name of a feature. For a mixture also source, the number of the sample's
             dataset. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of image,
             label and sample. Without image, no image is decoded and no op is needed.
         shuffle: False reads in the dataset's own order.
         seed: seed of the order and of the ops.
         remainder: what happens to a last batch that is not full on every rank: "drop" drops it, "pad" pads it and adds
             a bool mask as the last column, "repeat" completes it with other samples.
-        world: (rank, size), or a `tf.distribute.InputContext`; by default what the receiving framework says when the
+        world: (rank, size), or a `tf.distribute.InputContext`. By default what the receiving framework says when the
             first batch is asked for.
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
             in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one per core of this
             rank, but no more than `prefetch`. A `memory://` dataset, and ops that `__main__` defines, need 0.
-        threads: decoding threads per process; by default the cores of this rank divided by the processes, and twice
+        threads: decoding threads per process. By default the cores of this rank divided by the processes, and twice
             that if images are encoded and larger than 48 KB on average.
-        prefetch: batches to prepare ahead on the host, also of the next epoch; by default 2 per process and at least 4,
+        prefetch: batches to prepare ahead on the host, also of the next epoch. By default 2 per process and at least 4,
             if they fit into 4 GB or an eighth of the free memory, and into half of it.
         repeat: True makes one iteration endless: epoch follows epoch. `len` is still that of one epoch.
         max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
             of the batch takes its place, and a bool mask in the last column is False there. One more raises
             RecordError.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
-            processes are killed; a hanging thread (`processes=0`) cannot be, and keeps the program from ending.
+            processes are killed. A hanging thread (`processes=0`) cannot be, and keeps the program from ending.
         numa: on a host with several NUMA nodes, "auto" pins each worker process, and the memory of its batches, to one
             node: to any node, or if the host has several ranks, to a node of this rank's TPU chips. "off" leaves this
             to the system.
-        local_dir: folder for verified copies of remote shards, shared by all processes of this host; by default the
+        local_dir: folder for verified copies of remote shards, shared by all processes of this host. By default the
             environment variable TPUFEED_LOCAL_DIR, else /dev/shm if it has room, else the user's cache folder.
-        local_bytes: total size of the copies, as "64GB" or a number; by default half of the free space. 0 makes no
+        local_bytes: total size of the copies, as "64GB" or a number. By default half of the free space. 0 makes no
             copies and reads remote records by ranges. A dataset that fits is read from the store in its first epoch
             only.
-        pad: static lengths for columns whose lists vary in length, like {"boxes": 64}; by default the longest list of
+        pad: static lengths for columns whose lists vary in length, like {"boxes": 64}. By default the longest list of
             the dataset. `<name>_length`, int32 (batch,), is the next column. docs/samples.md shows every kind of
             column.
-        truncate: True to cut all lists that are longer than that, or the names of the columns to cut; a longer list in
+        truncate: True to cut all lists that are longer than that, or the names of the columns to cut. A longer list in
             any other column is an error.
         fill: for a column, the value that replaces a missing one (no default), pads a list (0, or -1 for labels), or
             fills a mask beyond the image (0).
         label_format: form of label lists: "ids" as stored, or "multi_hot" for float32 (batch, classes).
         min_visibility: a crop drops a box, with everything that belongs to it, if less than this share of its area is
-            left; `stats()` counts dropped boxes. Boxes with no area left are always dropped.
-        views: multi-crop: several lists of ops instead of `ops`; each makes its own crop of every image, and `(ops, 2)`
+            left. `stats()` counts dropped boxes. Boxes with no area left are always dropped.
+        views: multi-crop: several lists of ops instead of `ops`. Each makes its own crop of every image, and `(ops, 2)`
             makes two. image is then (batch, views, height, width, 3), or one column per size, like image_224 and
             image_96.
 
@@ -165,7 +165,7 @@ class Loader(Feed):
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of every image: (height, width, channels), or (views, height, width, channels); () without images."""
+        """Shape of every image: (height, width, channels), or (views, height, width, channels). () without images."""
         return self.stream.image_shape
 
     @property
@@ -176,7 +176,7 @@ class Loader(Feed):
     def __iter__(self) -> EpochIterator:
         """Return the next epoch, from its start or a state's place, and with `repeat` all later ones, too.
 
-        The epoch begins with its first batch; until then it stays the next one.
+        The epoch begins with its first batch. Until then it stays the next one.
         """
         return EpochIterator(self.stream)
 
@@ -194,10 +194,10 @@ class Loader(Feed):
     def to_torch(self) -> "TorchFeed":
         """Return the batches as torch tensors on the host, in the same memory.
 
-        image is uint8 of shape (batch, height, width, 3), contiguous, label int64 of shape (batch,); strings stay numpy
+        image is uint8 of shape (batch, height, width, 3), contiguous, label int64 of shape (batch,). Strings stay numpy
         arrays. `to_device` puts batches on a device ahead of need.
 
-        Each rank of torch.distributed, torch_xla or JAX reads its own samples, so no DistributedSampler is needed;
+        Each rank of torch.distributed, torch_xla or JAX reads its own samples, so no DistributedSampler is needed.
         Lightning and Accelerate add none. The ranks of torch.distributed compare before the first batch.
 
         Raises MissingExtraError if torch is not installed.
@@ -211,13 +211,13 @@ class Loader(Feed):
         """Return the batches on a torch device, the next few already there while a step runs. Needs torch 2.7 or later.
 
         They are the batches of `to_torch`. `stats()` returns a `DeviceStats`. The first batch is fetched in the
-        caller's thread, where frameworks may start and processes may be forked; the others in a thread that ends with
-        the loop.
+        caller's thread, where frameworks may start and processes may be forked. A thread that ends with the loop
+        fetches the others.
 
         Args:
-            device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator if there is one, else
+            device: torch's name of the device, "tpu" with TorchTPU. By default the accelerator if there is one, else
                 the CPU. XLA devices are for `to_xla`.
-            device_prefetch: batches on the device ahead of the one in use; each takes device memory.
+            device_prefetch: batches on the device ahead of the one in use. Each takes device memory.
 
         Raises:
             MissingExtraError: torch is not installed, or torch_tpu for "tpu".
@@ -233,17 +233,17 @@ class Loader(Feed):
     ) -> "XlaFeed":
         """Return the batches on an XLA device of torch_xla, the next few already there while a step runs.
 
-        image is uint8 (batch, height, width, 3), label int64 (batch,), on the device; `to_device_float` converts images
+        image is uint8 (batch, height, width, 3), label int64 (batch,), on the device. `to_device_float` converts images
         for a model. Strings stay on the host. `stats()` returns a `DeviceStats`.
 
         Inside `torch_xla.launch` the world is torch_xla's.
 
         Args:
-            device: device of the batches; by default `torch_xla.device()` of the thread that iterates.
+            device: device of the batches. By default `torch_xla.device()` of the thread that iterates.
             sharding: under SPMD, a `ShardingSpec` for each column by name, None for a column that every device holds
-                whole; or one spec for all columns, fitted to the axes of each tensor. A mesh of several axes, of which
+                whole, or one spec for all columns, fitted to the axes of each tensor. A mesh of several axes, of which
                 a spec names only some, leaves labels whole on every device.
-            device_prefetch: batches on the device ahead of the one in use; each takes device memory.
+            device_prefetch: batches on the device ahead of the one in use. Each takes device memory.
             check_ranks: False if only some of the ranks iterate this feed: then ranks do not compare.
 
         Raises:
@@ -259,19 +259,19 @@ class Loader(Feed):
     def to_jax(self, sharding: Any = None, *, device_prefetch: Count = 2) -> "JaxFeed":
         """Return the batches as global `jax.Array`s, the next few already on the devices while a step runs.
 
-        image is uint8 (rows, height, width, 3), label int32 (rows,), or int64 if JAX is told to use it; strings stay
+        image is uint8 (rows, height, width, 3), label int32 (rows,), or int64 if JAX is told to use it. Strings stay
         numpy arrays of this process's rows. `rows` is `batch_size` times the number of ranks. `to_device_float`
         converts images for a model. `stats()` returns a `DeviceStats`.
 
-        Each process reads the rows that its devices hold; processes that hold the same rows, as along a model axis, are
-        one rank and read the same samples. A `world` given by hand decides which samples are read; the shape of an
+        Each process reads the rows that its devices hold. Processes that hold the same rows, as along a model axis, are
+        one rank and read the same samples. A `world` given by hand decides which samples are read. The shape of an
         array still follows from the sharding.
 
         Args:
-            sharding: sharding of the images: a `NamedSharding` (labels use only the axes that they have); or a `Mesh`,
+            sharding: sharding of the images: a `NamedSharding` (labels use only the axes that they have), or a `Mesh`,
                 over whose first axis rows are split. By default the mesh that `jax.set_mesh` has set when an
                 iteration begins, else all devices of all processes in a mesh of one axis, "data".
-            device_prefetch: batches on the devices ahead of the one in use; each takes device memory.
+            device_prefetch: batches on the devices ahead of the one in use. Each takes device memory.
 
         Raises:
             MissingExtraError: JAX is not installed.
@@ -295,7 +295,7 @@ class Loader(Feed):
 
         Elements are `(image, label)`: uint8 (batch, height, width, 3) and int64 (batch,), or the `columns` asked for.
         Every new iteration is the next epoch, so each epoch of Keras' `fit` sees new crops and, in a cache, the next
-        variant; with `repeat` one iteration never ends. It begins at the place that `load_state_dict` was given.
+        variant. With `repeat` one iteration never ends. It begins at the place that `load_state_dict` was given.
 
         By default tpufeed's own workers read and decode, and TensorFlow gets their batches without a copy: the order is
         the loader's, remote shards are read once and checked, and `tf.train.Checkpoint` saves and restores an
@@ -358,12 +358,12 @@ class Loader(Feed):
         and `max_bad_records` add, float32 sample weights of shape (batch,) come third: 0 for padding, else 1, so that
         padding counts in no loss and in no weighted metric.
 
-        Each epoch of `fit` is the next epoch of the dataset; so is each call of `evaluate` and `predict`, even if it
+        Each epoch of `fit` is the next epoch of the dataset. So is each call of `evaluate` and `predict`, even if it
         takes only some steps. The batch from which Keras builds a model comes again. With `repeat=True`, give `fit` its
         `steps_per_epoch`. `keras_state` keeps the place of a `fit`.
 
         Args:
-            class_weight: the weight of each class by its id; other classes have 1, and padding stays at 0. Keras' own
+            class_weight: the weight of each class by its id. Other classes have 1, and padding stays at 0. Keras' own
                 `class_weight` cannot be given together with a mask.
 
         Raises:
@@ -391,9 +391,9 @@ def device_loader(
 
     Each `for` iterates `loader` again, in order. If `loader` raises an error, the loop raises it after the batches
     before it. The first batch is fetched in the caller's thread, where frameworks may start and processes may be
-    forked; the others in a thread that ends when the loop is left, in any way. A new loop ends an earlier one. A state
-    counts batches handed to the training loop, and `stats()` returns a `DeviceStats`. For a `tpufeed.Loader` this is
-    `to_device` or `to_xla`.
+    forked. A thread fetches the others, and ends when the loop is left, in any way. A new loop ends an earlier one. A
+    state counts batches handed to the training loop, and `stats()` returns a `DeviceStats`. For a `tpufeed.Loader` this
+    is `to_device` or `to_xla`.
 
     On a torch device, with torch 2.7 or later, the result also has `dataset`, `sampler` and all other attributes of
     `loader`. On an XLA device it is an `MpDeviceLoader`, and sends numeric arrays as well as tensors. Inside
@@ -403,11 +403,11 @@ def device_loader(
     Args:
         loader: a loader of tensors, alone or in tuples, lists and dicts: a DataLoader, a list, a `tpufeed.Loader`.
             Anything else in a batch is passed on unchanged.
-        device: torch's name of the device, "tpu" with TorchTPU; by default the accelerator, if there is one, else the
+        device: torch's name of the device, "tpu" with TorchTPU. By default the accelerator, if there is one, else the
             CPU. "xla" is torch_xla's device of the thread that iterates.
-        device_prefetch: batches on the device ahead of the one in use; each takes device memory.
+        device_prefetch: batches on the device ahead of the one in use. Each takes device memory.
         sharding: for XLA devices under SPMD, a `ShardingSpec` for each column by name, None for a column that every
-            device holds whole; or one spec for all columns, fitted to the axes of each tensor. If batches are tuples,
+            device holds whole, or one spec for all columns, fitted to the axes of each tensor. If batches are tuples,
             the names are those of their columns in order.
         check_ranks: False if only some of the ranks iterate this loader on XLA devices.
 

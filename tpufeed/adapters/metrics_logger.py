@@ -41,11 +41,11 @@ class MetricsLogger:
     Call `step()` after each step, in your loop or in a callback of your trainer. Metrics are for the steps since the
     last report, and for this process:
 
-    - `images_per_second`: samples handed to the training loop per second;
-    - `wait_ms`: milliseconds that each step waited for its batch;
-    - `idle_percent`: share of the time in which the training loop waited for batches;
-    - `read_mb_per_second`: megabytes of records read per second;
-    - `local_percent`: share of the records that came from local copies instead of requests, for remote datasets only;
+    - `images_per_second`: samples handed to the training loop per second.
+    - `wait_ms`: milliseconds that each step waited for its batch.
+    - `idle_percent`: share of the time in which the training loop waited for batches.
+    - `read_mb_per_second`: megabytes of records read per second.
+    - `local_percent`: share of the records that came from local copies instead of requests, for remote datasets only.
     - `bad_records`: different damaged records that were skipped since the loader was made.
 
     A `tf.data.Dataset` of a loader waits in TensorFlow's threads, which take batches ahead: there `wait_ms` and
@@ -57,10 +57,10 @@ class MetricsLogger:
             `mlflow` or another object with `log_metrics(metrics, step=)`, a `CollectorRegistry` of prometheus_client,
             or a function `to(metrics, step)`. A failure is logged once as a warning, and the training continues. A
             registry gets its counters at once, and reads them whenever it is scraped.
-        every_steps: steps between two reports; 50 if `every_seconds` is not given either.
+        every_steps: steps between two reports. 50 if `every_seconds` is not given either.
         every_seconds: seconds between two reports, instead of steps.
-        prefix: prefix of the metrics' names; names for Prometheus begin with `tpufeed_` instead.
-        all_ranks: True for reports from every process; by default only rank 0 reports. A registry belongs to its
+        prefix: prefix of the metrics' names. Names for Prometheus begin with `tpufeed_` instead.
+        all_ranks: True for reports from every process. By default only rank 0 reports. A registry belongs to its
             process, has the counters of one loader at a time, and does not keep that loader alive.
 
     Raises:
@@ -104,7 +104,7 @@ class MetricsLogger:
         """Count a training step, and report if it is time to.
 
         Args:
-            number: number of the step, if the training numbers its steps; it may skip some. If numbers go back, as
+            number: number of the step, if the training numbers its steps. It may skip some. If numbers go back, as
                 after a checkpoint was restored, counting begins again there.
         """
         self._step = self._step + 1 if number is None else number
@@ -116,7 +116,7 @@ class MetricsLogger:
             self.report()
 
     def report(self) -> dict[str, float]:
-        """Report now, and return the metrics by name; empty before the second step.
+        """Report now, and return the metrics by name. Empty before the second step.
 
         Without a step since the last report nothing is logged, and the metrics are those of that report.
         """
@@ -144,7 +144,7 @@ class MetricsLogger:
         return find_world().rank if world is None or world.size == 1 else world.rank
 
     def _open(self, to: Any) -> Iterator[_Send]:
-        """Yield the function that sends metrics to a target; nothing if the target asks for them itself."""
+        """Yield the function that sends metrics to a target. Nothing if the target asks for them itself."""
         if hasattr(to, "register") and hasattr(to, "collect"):
             _register(to, _Collector(weakref.ref(self._loader)))
         elif hasattr(to, "add_scalar"):
@@ -222,7 +222,7 @@ class _Collector:
 
 
 def _register(registry: Any, collector: _Collector) -> None:
-    """Register; replace a collector whose loader is gone. Raises OptionError if another loader is in use."""
+    """Register. Replace a collector whose loader is gone. Raises OptionError if another loader is in use."""
     # Not when the loader is collected: that may be during a call of the registry, whose lock is not reentrant.
     older = getattr(registry, "_names_to_collectors", {}).get(_COUNTERS[0][0])
     if isinstance(older, _Collector) and older.loader() is None:

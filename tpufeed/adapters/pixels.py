@@ -26,14 +26,14 @@ def to_device_float(
     """Return uint8 NHWC images as normalised floats, on their device: only a quarter of float32's bytes cross to it.
 
     `(image / 255 - mean) / std`, computed in float32. In a jitted or traced step the compiler fuses this with what
-    reads the images; sharded arrays stay sharded.
+    reads the images. Sharded arrays stay sharded.
 
     Args:
         images: uint8 of shape (batch, height, width, channels): a tensor of torch or TensorFlow, or an array of JAX.
         mean: mean of each channel, for values in [0, 1].
         std: standard deviation of each channel, for values in [0, 1].
-        dtype: the framework's dtype of the result; by default its bfloat16.
-        layout: layout of the result; by default what models expect: "NCHW" in torch, "NHWC" in the other frameworks.
+        dtype: the framework's dtype of the result. By default its bfloat16.
+        layout: layout of the result. By default what models expect: "NCHW" in torch, "NHWC" in the other frameworks.
 
     Raises:
         OptionError: images or parameters of another kind.

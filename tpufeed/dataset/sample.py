@@ -25,12 +25,12 @@ class Sample:
     """A parsed record that is decoded into a row. `geometry` is computed when a column first asks for it.
 
     Attributes:
-        features: the features of the record by their keys; numbers as arrays.
+        features: the features of the record by their keys, numbers as arrays.
         where: the record's name, for errors.
         specs: the dataset's features by name.
         find_geometry: computes how the ops move the image.
         min_visibility: a box is dropped if less than this share of its area is left.
-        classes: the ids that labels get; None if they stay as stored.
+        classes: the ids that labels get. None if they stay as stored.
         upright: True if the image is turned by its EXIF orientation before the ops see it.
         dropped: number of boxes that were dropped.
     """
@@ -55,7 +55,7 @@ class Sample:
         Args:
             find_geometry: computes how the next ops move the image.
             whole: how all ops together move it.
-            arrays: moving columns by feature name, in pixels of the image; other columns are as stored.
+            arrays: moving columns by feature name, in pixels of the image. Other columns are as stored.
         """
         return replace(self, find_geometry=find_geometry, _whole=whole, _arrays=arrays, _boxes={})
 
@@ -81,12 +81,12 @@ class Sample:
     def items(self, spec: FeatureSpec) -> npt.NDArray[Any]:
         """Return the numbers of a list or tensor, of shape (items, *shape of an item).
 
-        Items of dropped boxes are left out; labels are ids of the mixture's classes. Raises RecordError.
+        Items of dropped boxes are left out. Labels are ids of the mixture's classes. Raises RecordError.
         """
         if spec.name in self._arrays:
             items = self._arrays[spec.name]
             return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
-        if len(spec.keys) > 1:  # TensorFlow's Object Detection API; in pixels of the image as the ops see it
+        if len(spec.keys) > 1:  # TensorFlow's Object Detection API, in pixels of the image as the ops see it
             height, width = self.geometry.source
             (image,) = self.features[self.specs[schema.ENCODED].key].values
             shares = read_boxes(self.features, spec, image, self.upright, self.where)

@@ -1,6 +1,6 @@
 """Decode records into the rows of a batch, in any number of threads.
 
-A thread holds the GIL for a few lines per image; decoding and copying run in parallel.
+A thread holds the GIL for a few lines per image. Decoding and copying run in parallel.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from tpufeed.stream.options import LoaderOptions
 from tpufeed.stream.sampler import BatchRequest, SampleSource, group_rows
 from tpufeed.tfrecord.example import decode_arrays
 
-# Smaller chunks cost more to hand over than they gain; larger chunks leave threads without work.
+# Smaller chunks cost more to hand over than they gain. Larger chunks leave threads without work.
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
 _scratch = Scratch()  # for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
@@ -37,14 +37,14 @@ _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was skipped: `where` is its dataset, variant, shard and number; `message` says what is wrong."""
+    """A record that was skipped: `where` is its dataset, variant, shard and number. `message` says what is wrong."""
 
     where: tuple[int, int, int, int]
     message: str
 
 
 class Cost(NamedTuple):
-    """Time and bytes that some rows took, and the boxes that were dropped; fields as in `LoaderStats`."""
+    """Time and bytes that some rows took, and the boxes that were dropped. Fields as in `LoaderStats`."""
 
     read_seconds: float
     decode_seconds: float
@@ -94,7 +94,7 @@ class BatchJob:
 
 
 class BatchDecoder:
-    """Decodes batches. All threads share it; each takes one of `chunks` at a time.
+    """Decodes batches. All threads share it. Each takes one of `chunks` at a time.
 
     Attributes:
         plans: how samples of each dataset are decoded. All have the same columns and ops.
@@ -219,7 +219,7 @@ class Decoder:
             places: the places of the samples.
             draws: `[view][op][sample]`, of the pipelines `drawn`.
             rows: arrays, or lists if sizes differ.
-            at: the row of each sample; a range if rows adjoin.
+            at: the row of each sample. A range if rows adjoin.
 
         Raises:
             RecordError: a record is damaged, or its image does not decode; names shard and record, and the byte if the
@@ -292,7 +292,7 @@ class Decoder:
         return Sample(features, where, plan.specs, find_geometry, visible, plan.classes, upright=plan.upright)
 
     def _decode_fields(self, sample: Sample, image: memoryview, draws: Sequence[Draws], rows: Rows, row: int) -> int:
-        """Decode all fields of a sample; return the number of boxes that were dropped.
+        """Decode all fields of a sample. Return the number of boxes that were dropped.
 
         Raises ImageError, RecordError or OpError if the sample is damaged, or does not fit its row.
         """
@@ -343,7 +343,7 @@ class Decoder:
                     target[row] = [*(target[row] or ()), pixels.copy()]
 
     def _copier(self, start: int, rows: Rows, at: Sequence[int]) -> Callable[[int, memoryview], None] | None:
-        """Return a function that copies pixels from byte `start` of a payload to a row; None if rows are lists.
+        """Return a function that copies pixels from byte `start` of a payload to a row. None if rows are lists.
 
         The reader calls it before it verifies the payload's CRC: see `decode_records`.
         """

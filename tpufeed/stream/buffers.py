@@ -18,7 +18,7 @@ from tpufeed.stream.columns import Array
 
 _KEPT = 8
 _FIRST_SEGMENT = 8  # buffers
-_MADV_POPULATE_READ = 22  # linux/mman.h, from Linux 5.14 on; Python's mmap has no name for it
+_MADV_POPULATE_READ = 22  # linux/mman.h, from Linux 5.14 on. Python's mmap has no name for it
 _PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 _AT_ONCE_BYTES = 4 << 20  # 2 ms, for which Python's `madvise` holds the GIL
 _PROT = mmap.PROT_READ | mmap.PROT_WRITE
@@ -32,7 +32,7 @@ class BufferLayout:
         arrays: (name, dtype, shape with the rows) of each.
 
     Attributes:
-        stride: bytes from one buffer of a pool to the next; at least one page, even for a batch without pixels.
+        stride: bytes from one buffer of a pool to the next. At least one page, even for a batch without pixels.
     """
 
     def __init__(self, arrays: Iterable[tuple[str, str, tuple[int, ...]]]) -> None:
@@ -51,7 +51,7 @@ class Memory(NamedTuple):
     """Memory of a batch in a mapping.
 
     Attributes:
-        number: its place in the pool's file, counted in buffers; 0 without a file.
+        number: its place in the pool's file, counted in buffers. 0 without a file.
         map: the mapping.
         start: its first byte in the mapping.
         stop: the byte after its last one.
@@ -89,7 +89,7 @@ class BufferPool:
 
     A buffer comes back when nothing refers to it any more: no view, no tensor that shares it. A finalizer on the root
     owner tells exactly when (a weak reference to the array would not: frameworks keep only the root). If a consumer
-    keeps batches, the pool allocates more; `take` never waits.
+    keeps batches, the pool allocates more. `take` never waits.
 
     Before the process forks, lent buffers of a shared pool become private memory at the same place, until they come
     back. Else a child would see later batches in the batch that it was forked with, and write into its parent's.
@@ -97,7 +97,7 @@ class BufferPool:
     Args:
         layout: the arrays of a batch.
         kept: number of unused buffers whose memory is kept.
-        shared: True for memory that other processes can map; `file` is its descriptor.
+        shared: True for memory that other processes can map. `file` is its descriptor.
     """
 
     def __init__(self, layout: BufferLayout, kept: int = _KEPT, shared: bool = False) -> None:
@@ -112,7 +112,7 @@ class BufferPool:
         if shared:
             fill_streams()
             self.file = os.memfd_create("tpufeed-batches")
-            # By number: owners of buffers that were taken; buffers that no worker writes to; those of private memory.
+            # By number: owners of buffers that were taken, buffers that no worker writes to, those of private memory.
             self._owners: dict[int, weakref.ref[Any]] = {}
             self._lent, self._private = set[int](), set[int]()
             os.register_at_fork(before=partial(_before_fork, weakref.ref(self)))
@@ -130,7 +130,7 @@ class BufferPool:
                 if hasattr(mmap, "MADV_HUGEPAGE"):
                     mapping.madvise(mmap.MADV_HUGEPAGE)
                 memory = Memory(0, mapping, 0, self._stride)
-            else:  # several buffers at once; the others are free
+            else:  # several buffers at once. The others are free
                 segment = segment_of(self._made)
                 os.ftruncate(self.file, segment.stop * self._stride)
                 memory, *others = map_segment(self.file, segment, self._stride)
@@ -159,7 +159,7 @@ class BufferPool:
                 self._private.add(number)
 
     def close(self) -> None:
-        """Close the file; arrays that are in use stay valid."""
+        """Close the file. Arrays that are in use stay valid."""
         if self.file is not None:
             os.close(self.file)
             self.file, self._kept = None, 0
@@ -168,7 +168,7 @@ class BufferPool:
 
     def _give(self, memory: Memory, node: int) -> None:
         """Take memory back. Finalizers call this, in any thread and at any moment."""
-        if self._shared and os.getpid() != self._owner:  # a fork has let go of it; its parent may still use it
+        if self._shared and os.getpid() != self._owner:  # a fork has let go of it. Its parent may still use it
             return
         if self._shared:
             self._lent.discard(memory.number)
@@ -232,7 +232,7 @@ class MappedBuffers:
 
 
 def segment_of(number: int) -> range:
-    """Return the buffers that are mapped together with this one: the first 8; later as many as there are so far.
+    """Return the buffers that are mapped together with this one: the first 8, later as many as there are so far.
 
     Each mapping holds a descriptor, and the limit of descriptors may be lower than the number of batches kept.
     """

@@ -23,8 +23,8 @@ Batch: TypeAlias = Array | tuple[Array, ...] | dict[str, Array]
 Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arrays, or a list for each column
 
 IMAGE, LABEL, SAMPLE, SOURCE, WINDOW = "image", "label", "sample", "source", "window"
-DEVICE_NUMBERS = "(device_ops)"  # what device ops do to each image; no feature has this name
-_OWN_NAMES = frozenset({IMAGE, SAMPLE})  # columns that loaders make; no feature has these names
+DEVICE_NUMBERS = "(device_ops)"  # what device ops do to each image. No feature has this name
+_OWN_NAMES = frozenset({IMAGE, SAMPLE})  # columns that loaders make. No feature has these names
 _TEXTS = ("bytes", "string")
 _NO_CLASS = -1  # pads a list of labels: 0 is a class
 
@@ -55,7 +55,7 @@ class Scalar:
     """One value per sample.
 
     Attributes:
-        position: its index among the integers of the fixed layout; None if the record must be parsed.
+        position: its index among the integers of the fixed layout. None if the record must be parsed.
     """
 
     moves = False
@@ -87,13 +87,13 @@ class Items:
     """A tensor, or a list that is padded to a static length, with its own length in the next column.
 
     Boxes and points are in pixels of the result. Boxes are clipped, and dropped with everything that belongs to them if
-    nothing is left; a column of points is followed by one that says which points the result shows.
+    nothing is left. A column of points is followed by one that says which points the result shows.
 
     Args:
         name: name of the column.
         spec: the feature.
-        most: the static length of a list; None for a tensor of a fixed shape.
-        truncate: True to cut longer lists; otherwise they are an error.
+        most: the static length of a list. None for a tensor of a fixed shape.
+        truncate: True to cut longer lists. Otherwise they are an error.
         padding: the value after a list's items.
         counted: True for a column of the list's lengths.
     """
@@ -207,8 +207,8 @@ class Columns:
 
     Attributes:
         every: all columns but `sample` and the mask.
-        images: the image columns, one per size of the views; empty if not asked for.
-        views: for each view of the image its column, and its index there; None as the index of a single view.
+        images: the image columns, one per size of the views. Empty if not asked for.
+        views: for each view of the image its column, and its index there. None as the index of a single view.
         scalars: fields at fixed places, for which a record need not be parsed.
         fields: all other fields, without images and `sample`.
         pooled: the pixel columns, which take most of a batch's memory.
@@ -244,7 +244,7 @@ def resolve_columns(
     Args:
         manifest: the dataset's manifest.
         options: `columns`, and the options for batching them.
-        sizes: (height, width) of each view's images; None if they differ from sample to sample.
+        sizes: (height, width) of each view's images. None if they differ from sample to sample.
         mixed: True if the dataset is one of several.
 
     Raises:

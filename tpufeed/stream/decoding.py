@@ -49,18 +49,18 @@ class Decoding:
     Attributes:
         url: the dataset's URL.
         classes: the ids that labels get.
-        shape: shape of raw images; None if images are encoded.
+        shape: shape of raw images. None if images are encoded.
         upright: True if an image is turned by its EXIF orientation before the ops see it.
-        size_at: where a record's integers have height and width of its image; None if only the image knows them.
+        size_at: where a record's integers have height and width of its image. None if only the image knows them.
         specs: the features of the dataset by name.
         encoded: True to give images as their encoded bytes.
         min_visibility: a box is dropped if less than this share of its area is left.
-        pipelines: the ops of each view of an image, with their seed; a single pipeline without views.
-        sizes: (height, width) of each view's images; None if they differ from sample to sample.
+        pipelines: the ops of each view of an image, with their seed. A single pipeline without views.
+        sizes: (height, width) of each view's images. None if they differ from sample to sample.
         columns: the columns that samples are decoded to.
         made: the pipelines that make the pixels: without ops left to a device.
         drawn: the pipelines that draw for these: all ops if columns move with the pixels.
-        device_ops: the ops that a device may run; None without such ops, or without images.
+        device_ops: the ops that a device may run. None without such ops, or without images.
         mixing_here: the ops that mix rows, if they are not left to a device.
         numbered: ops of whole batches that run later, each with its place among all ops.
         joint: the pipeline for user ops that change whole samples, if there are any.
@@ -286,7 +286,7 @@ def _plan_mixing(plan: Decoding, ops: Sequence[Op], size: tuple[int, int], named
 
 
 def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:
-    """Return the pipeline for user ops that change whole samples; None if no column moves with the pixels."""
+    """Return the pipeline for user ops that change whole samples. None if no column moves with the pixels."""
     fields = [each for each in plan.columns.fields if not isinstance(each, Picture)]
     moving = {each.columns[0].name: each.spec for each in fields if each.moves and each.spec is not None}
     moving = {spec.of: plan.specs[spec.of] for spec in moving.values() if isinstance(spec.of, str)} | moving

@@ -1,6 +1,6 @@
-"""Decode batches in threads of this process, several at a time; and plan how many threads and processes a loader uses.
+"""Decode batches in threads of this process, several at a time, and plan how many threads and processes a loader uses.
 
-One thread submits and takes results; any thread may close an executor. `workers` does the same in worker processes,
+One thread submits and takes results. Any thread may close an executor. `workers` does the same in worker processes,
 each of which has a `ThreadExecutor`.
 """
 
@@ -42,7 +42,7 @@ LEAST_KEPT = 0.5  # part of a dataset's records for which its shards are copied 
 _MOST_OPEN = 4096  # shards of all datasets of a mixture together
 _ENVIRONMENT = "TPUFEED_PROCESSES"
 # Next to other programs, the system gives cores to all threads in turn, so two threads per core get more of them: at a
-# load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, takes long; with
+# load of 6 on 2 cores 1.6 times the images. Alone they cost nothing if decoding, which holds no GIL, takes long. With
 # small images they cost 3 to 8 % (docs/decisions/2026-11-26-workers.md).
 _THREADS_PER_CORE, _LONG_DECODE_BYTES = 2, 48 << 10
 
@@ -66,7 +66,7 @@ class WorkerConfig:
         lanes: lanes of the order that this rank reads.
         file: descriptor of the batches' memory if it is shared.
         on_device: True if the device ops are left to a device.
-        cores: cores of the NUMA node that a worker process is pinned to; empty if it may run on all.
+        cores: cores of the NUMA node that a worker process is pinned to. Empty if it may run on all.
     """
 
     shares: tuple[float, ...]
@@ -227,7 +227,7 @@ class ThreadExecutor:
 
 
 def make_copies(remote: Sequence[Dataset], options: LoaderOptions, connections: int = 16) -> LocalCopies | None:
-    """Return the local copies of remote datasets; None if the options want none. `connections` as in `LocalCopies`."""
+    """Return the local copies of remote datasets. None if the options want none. `connections` as in `LocalCopies`."""
     folder, budget = options.local_dir, options.local_bytes
     if budget == 0:
         return None
@@ -239,7 +239,7 @@ def make_copies(remote: Sequence[Dataset], options: LoaderOptions, connections: 
 def pick_copied(
     sources: Sequence[SampleSource], shares: Sequence[float], lanes: int, budget_bytes: int
 ) -> frozenset[int]:
-    """Return the numbers of the datasets whose shards are copied whole; records of the others are read by ranges.
+    """Return the numbers of the datasets whose shards are copied whole. Records of the others are read by ranges.
 
     In each of its `lanes` a rank reads one shard of each dataset at a time, and shards of a dataset with few samples
     would take up room for hours. If there is no room for all datasets, those that give the most samples for the bytes
@@ -311,9 +311,9 @@ class ThreadFuture:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Number of worker processes, and of threads in each; 0 processes means threads of this process.
+    """Number of worker processes, and of threads in each. 0 processes means threads of this process.
 
-    `nodes` has the NUMA node of each process; it is empty if they may run on all nodes. `ranks` is the number of ranks
+    `nodes` has the NUMA node of each process. It is empty if they may run on all nodes. `ranks` is the number of ranks
     on this host. `given` says that a number is the user's.
     """
 
@@ -377,7 +377,7 @@ def _decodes_long(dataset: Dataset) -> bool:
 
 
 def _obstacle(datasets: Sequence[Dataset], options: LoaderOptions) -> str:
-    """Return why worker processes could not read a dataset or run an op; "" if they can."""
+    """Return why worker processes could not read a dataset or run an op. "" if they can."""
     for url in (url for dataset in datasets for url in (dataset.url, dataset.shards.url)):
         if url_scheme(url) == "memory":
             return f"{url} is memory of this process"

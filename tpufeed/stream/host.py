@@ -63,7 +63,7 @@ class LoaderStats(Summary):
 
     Attributes:
         seconds: time from the request for the first batch until the last batch was handed out.
-        wait_seconds: time in which the consumer waited for batches; `wait_seconds / seconds` is its idle share.
+        wait_seconds: time in which the consumer waited for batches. `wait_seconds / seconds` is its idle share.
         waits: batches that were not ready when they were asked for.
         batches: batches handed out.
         samples: samples in these batches, including padding.
@@ -75,9 +75,9 @@ class LoaderStats(Summary):
         bad_records: different records that were skipped.
         requested_records: remote records that were read one by one, as their shard had no local copy.
         dropped_boxes: boxes that were dropped, as a crop left nothing of them, or less than `min_visibility`.
-        processes: processes that decode; 0 if threads of this process decode.
+        processes: processes that decode. 0 if threads of this process decode.
         threads: decoding threads of all processes together.
-        nodes: (NUMA node, number of processes pinned to it); empty if processes may run on all nodes.
+        nodes: (NUMA node, number of processes pinned to it). Empty if processes may run on all nodes.
         prefetch: number of batches prepared ahead at most.
         buffer_bytes: memory of these batches.
     """
@@ -115,7 +115,7 @@ class Stream(Summary, ABC):
     """
 
     _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weak, so that a dropped iteration ends itself
-    _handed: Any = None  # place of its loop; None if no batch is taken ahead of it
+    _handed: Any = None  # place of its loop. None if no batch is taken ahead of it
 
     @property
     @abstractmethod
@@ -183,8 +183,8 @@ class HostStream(Stream):
         options: the options. With a mixture that never stops, `repeat` is True.
         form: the names of a batch's columns, and whether it is a dict or a tuple.
         columns: how records are decoded into these columns.
-        pipeline: the ops of the image, or of its first view, with their seed; device ops come last.
-        device_ops: the device ops as a device runs them; None without such ops, or without images.
+        pipeline: the ops of the image, or of its first view, with their seed. Device ops come last.
+        device_ops: the device ops as a device runs them. None without such ops, or without images.
         pixels: the names of the pixel columns, whose arrays begin at a memory page.
 
     Raises:
@@ -270,7 +270,7 @@ class HostStream(Stream):
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of every image: (height, width, channels), or (views, height, width, channels); () without images."""
+        """Shape of every image: (height, width, channels), or (views, height, width, channels). () without images."""
         return next((column.shape for column in self.columns.images), ())
 
     @property
@@ -285,7 +285,7 @@ class HostStream(Stream):
         self._find_world = find
 
     def check_world(self, find: Callable[[], World], whose: str, advice: str = "") -> None:
-        """Look up the world by `find`. Raises OptionError if another one was found before; one given by hand stays."""
+        """Look up the world by `find`. Raises OptionError if another one was found before. One given by hand stays."""
         if self.options.world is not None:
             return
         if self._world is None:
@@ -322,7 +322,7 @@ class HostStream(Stream):
     def iterate(self, *, ahead: bool = False, as_dict: bool = False, on_device: bool = False) -> "EpochIterator":
         """Return the next epoch, from its start or a state's place, and with `repeat` all later ones, too.
 
-        The epoch begins with its first batch; until then it stays the next one. For the options see `EpochIterator`.
+        The epoch begins with its first batch. Until then it stays the next one. For the options see `EpochIterator`.
         """
         return EpochIterator(self, ahead=ahead, as_dict=as_dict, on_device=on_device)
 
@@ -546,7 +546,7 @@ class HostStream(Stream):
             _logger.warning("bad record skipped, %d of at most %d: %s", len(self._bad), most, record.message)
 
     def _open_executor(self, on_device: bool) -> Executor:
-        """Return workers that leave the device ops to a device, or run them; start them if need be."""
+        """Return workers that leave the device ops to a device, or run them. Start them if need be."""
         if self.device_ops is not None and on_device != self._decoder.on_device:
             self._decoder = BatchDecoder(self.sources, self.options, self._workers.threads, on_device=on_device)
             executor, self._executor = self._executor, None
@@ -603,7 +603,7 @@ class HostStream(Stream):
         )
 
     def _open_next(self, executor: Executor, ahead: bool = False) -> "EpochPrefetch":
-        """Return the next epoch for an iterator; or, with `ahead`, for preparing its batches before any iterator."""
+        """Return the next epoch for an iterator, or, with `ahead`, for preparing its batches before any iterator."""
         found = self._ahead
         if found is None or found.executor is not executor or found.cursor.epoch != self._next[0]:
             found = EpochPrefetch(self._sampler.cursor(self.world, *self._next), executor)

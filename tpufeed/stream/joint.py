@@ -26,7 +26,7 @@ class JointPipeline:
         pipeline: all of the ops.
         specs: the moving columns that were asked for, by the names that functions use: masks, boxes, keypoints, and
             what belongs to boxes.
-        fields: all fields that were asked for; a mask's field has the value beyond the image.
+        fields: all fields that were asked for. A mask's field has the value beyond the image.
     """
 
     def __init__(self, pipeline: Pipeline, specs: Mapping[str, FeatureSpec], fields: Sequence[Field]) -> None:

@@ -55,7 +55,7 @@ class Mixing:
 
         Args:
             columns: the columns of a batch, maybe traced, with an even number of rows: images uint8 (batch, *size, 3),
-                masks (batch, *size); labels as ids (batch,), or float32 (batch, classes). An id that is not a class
+                masks (batch, *size). Labels as ids (batch,), or float32 (batch, classes). An id that is not a class
                 becomes a row of zeros.
             parameters: from `parameters`, float32 (batch, width).
             arrays: functions of their framework.
@@ -110,7 +110,7 @@ class BatchOps:
         """Return the columns that change, as the ops make them.
 
         Args:
-            columns: those of `names` and `DEVICE_NUMBERS` on a device, maybe traced; others are ignored.
+            columns: those of `names` and `DEVICE_NUMBERS` on a device, maybe traced. Others are ignored.
             arrays: functions of their framework.
         """
         numbers = columns[DEVICE_NUMBERS]

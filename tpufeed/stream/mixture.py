@@ -34,7 +34,7 @@ class ClassList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         names: names of the classes.
-        owners: the root of each class's dataset (see `TrainedSource`) if they were joined by "offset"; else empty.
+        owners: the root of each class's dataset (see `TrainedSource`) if they were joined by "offset", else empty.
     """
 
     names: tuple[str, ...] = ()
@@ -48,19 +48,19 @@ class Mixture(Summary):
 
     Lane l of the mixture draws from lane l of each dataset, so that each rank reads only its share of every dataset's
     shards. Weights, seed, lane and the sample's number in the lane decide which dataset gives a sample: each lane is
-    cut into blocks of at least 1 / least weight samples; at the end of each block every dataset has given its share
+    cut into blocks of at least 1 / least weight samples. At the end of each block every dataset has given its share
     within one sample, and within a block the order is random. A dataset is read in its own order, without replacement,
-    epoch after epoch; epochs of a cache read its variants.
+    epoch after epoch. Epochs of a cache read its variants.
 
     Args:
-        weights: a number above 0 for each dataset; they need not add up to 1. A dataset is a path, a URL, or what
+        weights: a number above 0 for each dataset. They need not add up to 1. A dataset is a path, a URL, or what
             `tpufeed.open_dataset` returns: a certain version, or with `grown=True` one that continues from a state of
             an older version.
         stop: an epoch of the loader ends when the first dataset is used up ("shortest"), or when each was read once
-            ("longest"; the others continue with their next epochs meanwhile), or after as many samples as all datasets
+            ("longest", the others continue with their next epochs meanwhile), or after as many samples as all datasets
             have together ("total"). The next epoch begins with the sample after the last one given: nothing is left
             out. "never" makes one iteration endless, as `repeat=True` does.
-        seed: seed that decides which dataset gives each sample; by default the loader's.
+        seed: seed that decides which dataset gives each sample. By default the loader's.
         classes: how the datasets' classes become one list, `loader.class_names`: "by_name" gives equal names one id,
             "offset" keeps the classes of different datasets apart, "as_is" takes ids as they are. Ids do not change
             while a training continues from its states: new classes come last.
@@ -104,12 +104,12 @@ class Mixture(Summary):
 
         Args:
             dataset: a dataset whose samples have one label each, or a view of one.
-            weights: "equal" gives all classes the same share, "sqrt" the square root of their samples; or a number
+            weights: "equal" gives all classes the same share, "sqrt" the square root of their samples, or a number
                 above 0 for each class by its name. A class without a weight is left out.
-            split: the split whose labels are looked at; they are read once per machine, as in `Dataset.select`.
+            split: the split whose labels are looked at. They are read once per machine, as in `Dataset.select`.
             stop: as for any mixture.
             seed: as for any mixture.
-            reweight: as for any mixture; needed to continue when a dataset has grown and its shares have changed.
+            reweight: as for any mixture. Needed to continue when a dataset has grown and its shares have changed.
 
         Raises:
             OptionError: a class does not exist, or has no samples but a weight; samples have several labels or none.
@@ -217,7 +217,7 @@ def join_classes(
     """Join the classes of a mixture's datasets with the classes that a training has already, whose ids stay.
 
     Args:
-        datasets: the datasets; a dataset without labels has no classes.
+        datasets: the datasets. A dataset without labels has no classes.
         join: as in `Mixture`. New classes come last.
         roots: root of each dataset, as in `TrainedSource`.
         known: classes of earlier parts of the training.

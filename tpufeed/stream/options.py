@@ -81,7 +81,7 @@ class LoaderOptions:
 
     @property
     def view_ops(self) -> tuple[Sequence[Op], ...]:
-        """The ops of each view; `(ops, 2)` stands for two views. Empty if `views` was not given."""
+        """The ops of each view. `(ops, 2)` stands for two views. Empty if `views` was not given."""
         found: list[Sequence[Op]] = []
         for view in () if self.views is None else self.views:
             if isinstance(view, tuple) and len(view) == 2 and isinstance(view[1], int):

@@ -34,7 +34,7 @@ _FIRST_SHARDS = 32  # twice the lanes of a host
 _FEWEST_OPEN = 4
 _STALE_TOUCHES = 64
 _JUDGED_RECORDS = 256  # records read by requests before a warning about the order
-_CONNECTIONS = 16  # for all workers of a rank together; each needs 8 MiB
+_CONNECTIONS = 16  # for all workers of a rank together. Each needs 8 MiB
 
 
 class PortableSamples:
@@ -108,7 +108,7 @@ class SplitSamples:
     Args:
         dataset: the dataset to read.
         split: the name of the split.
-        options: a loader's options; options of order and batches are ignored.
+        options: a loader's options. Options of order and batches are ignored.
         decode: False gives images as their encoded bytes.
         workers: number of processes that share the local copies and the samples.
 
@@ -144,11 +144,11 @@ class SplitSamples:
     ) -> dict[str, Sequence[Any]]:
         """Return the columns of these samples in `epoch`, one value per sample: arrays, ints, floats and texts.
 
-        An image is uint8 (height, width, 3); or (views, height, width, 3) for several views of one size; or its encoded
+        An image is uint8 (height, width, 3), or (views, height, width, 3) for several views of one size, or its encoded
         bytes with `decode=False`. Thread-safe.
 
         Args:
-            samples: numbers of the samples, from 0; they are their ids, but not in a view.
+            samples: numbers of the samples, from 0. They are their ids, but not in a view.
             epoch: number of the epoch, which decides random numbers and the variant.
             numbers: for each sample 0 for the random numbers that all loaders draw for it, or a higher number for
                 others.
@@ -175,7 +175,7 @@ class SplitSamples:
         return rows | {SAMPLE: samples.tolist()}
 
     def _open(self, variant: int) -> Reader:
-        """Open the reader of a variant; the other readers release their local copies."""
+        """Open the reader of a variant. The other readers release their local copies."""
         copies, most_open = None, len(self._starts)  # reopening a shard costs as much as reading twenty raw records
         if self.dataset.is_remote:
             for reader in self._readers.values():
@@ -196,7 +196,7 @@ class ShardAdmission:
     If all shards of a variant fit, each is copied once. If not, with a random order a copied shard would push out
     another one, and be pushed out before it has served a second sample. So copying has to pay for itself: beyond the
     first few shards, at most twice the bytes that the copies have served are copied. Orders that read shard by shard
-    earn that; for others records are read by ranges, and a warning says so once.
+    earn that. For others records are read by ranges, and a warning says so once.
 
     Args:
         copies: the local copies.
@@ -224,7 +224,7 @@ class ShardAdmission:
         return self._total_bytes <= self.copies.budget_bytes
 
     def touch(self, reader: Reader, variant: int, numbers: Iterable[int]) -> None:
-        """Note that `reader` has read records from these shards; each shard is named once per record."""
+        """Note that `reader` has read records from these shards. Each shard is named once per record."""
         with self._lock:
             if variant != self._variant:
                 self._variant = variant

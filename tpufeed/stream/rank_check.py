@@ -24,7 +24,7 @@ class EpochSpec:
         rank: number of the rank.
         batches: number of batches.
         batch_size: samples in a batch, or None if unknown.
-        order: what must be equal on all ranks for their shares to fit together, as text; "" if unknown.
+        order: what must be equal on all ranks for their shares to fit together, as text. "" if unknown.
         error: why this rank cannot begin, or "".
     """
 
@@ -56,7 +56,7 @@ def begin_together(
 ) -> Begun:
     """Return what `begin` returns beside its spec, once all ranks have begun and agree.
 
-    `exchange` returns the specs of all ranks; each rank calls it as often as the others. Raises the same LoaderError on
+    `exchange` returns the specs of all ranks. Each rank calls it as often as the others. Raises the same LoaderError on
     every rank if they would not take the same steps, or one cannot begin.
     """
     try:

@@ -44,10 +44,10 @@ class BatchRequest(NamedTuple):
     """The samples of a batch that is to be decoded.
 
     Attributes:
-        epoch: their epoch; in a mixture the epoch of each sample's dataset, int64 (batch,).
+        epoch: their epoch. In a mixture the epoch of each sample's dataset, int64 (batch,).
         places: their places.
         mask: False for padding.
-        source: in a mixture the number of each sample's dataset, int64 (batch,); else None.
+        source: in a mixture the number of each sample's dataset, int64 (batch,), else None.
     """
 
     epoch: int | Ints
@@ -120,7 +120,7 @@ def source_of(dataset: Dataset, split: str) -> SampleSource:
 
 
 def salt_of(root: int) -> int:
-    """Return the salt for the order and ops of a dataset, by its number in the training; later versions keep it.
+    """Return the salt for the order and ops of a dataset, by its number in the training. Later versions keep it.
 
     Without salts, datasets of equal shards would have the same order, and equal ids the same crops. The first dataset
     has the random numbers that it has alone.
@@ -188,7 +188,7 @@ class MixtureStream:
         stop: what ends an epoch, as in `Mixture`.
 
     A dataset with fewer samples than there are lanes is read several times in its epochs, so that each lane has a
-    sample of it; each pass has its own random numbers.
+    sample of it. Each pass has its own random numbers.
     """
 
     at_once = 8192  # each dataset and epoch among them costs a look-up in its order
@@ -311,7 +311,7 @@ class Cursor:
     def requests(self) -> Iterator[BatchRequest]:
         """Plan the batches from this place to the end of the epoch, a few at a time.
 
-        For one dataset a few take about 0.1 ms; the first request of an epoch also makes the epoch's order.
+        For one dataset a few take about 0.1 ms. The first request of an epoch also makes the epoch's order.
         """
         share = self.share
         numbers, size = range(len(share)), share.batch_size
@@ -431,7 +431,7 @@ class Sampler(ABC):
         """Return the sampler that continues from `state`: from `samples` of `epoch` of its training.
 
         Raises OptionError if the state does not belong to this dataset or mixture; if it has an older version of a
-        dataset, or other weights or datasets, and `grown` or `reweight` do not allow that; or if one of its numbers is
+        dataset, or other weights or datasets, and `grown` or `reweight` do not allow that, or if one of its numbers is
         impossible.
         """
         training = self._training_of(state, self._most_lanes(world))

@@ -95,7 +95,7 @@ def has_grown_since(dataset: Dataset, number: int) -> OptionError:
 
 
 def state_number(state: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    """Return a number from a state; checkpoints may have made it an element of an array. Raises OptionError."""
+    """Return a number from a state. Checkpoints may have made it an element of an array. Raises OptionError."""
     value = state.get(name)
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # anything but a whole number raises
@@ -113,7 +113,7 @@ class TrainedSource(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         digest: digest of its content.
         url: its URL without secrets, and what a view selects, for messages.
         records: samples of its split.
-        root: number of the training's first version of this dataset; its own number if this is the first.
+        root: number of the training's first version of this dataset. Its own number if this is the first.
         epoch: the epoch with which it began: the next one after an older version, else 0.
     """
 
@@ -149,9 +149,9 @@ class Training:
         seed: seed that decides which dataset gives each sample.
         join: how classes are joined.
         classes: classes of all datasets.
-        lanes: lanes of the order; None until they are asked for.
+        lanes: lanes of the order. None until they are asked for.
         epoch: the epoch that begins at position `begun`.
-        begun: that position; for a single dataset it follows from the epoch.
+        begun: that position. For a single dataset it follows from the epoch.
         samples: number of the first sample to read in that epoch, if a state gave one.
     """
 
@@ -169,7 +169,7 @@ class Training:
         """Return the training that continues from its place with the present datasets and their weights in `mixture`.
 
         It replaces `other`, which began with the mixture. Raises OptionError if it has other weights or datasets, and
-        `reweight` does not allow that; if it has another seed or way to join classes; or if a dataset has grown, and
+        `reweight` does not allow that, if it has another seed or way to join classes, or if a dataset has grown, and
         was not opened with `grown`.
         """
         for name, there, here in (("seed", self.seed, other.seed), ("classes", self.join, other.join)):
@@ -221,7 +221,7 @@ class Training:
         return replace(self, sources=tuple(sources), phases=(*past_phases, new))
 
     def _other_weights(self, digests: Mapping[str, str], weights: Mapping[str, float]) -> OptionError:
-        """Return the error; `digests` are those of the present datasets by their URLs, `weights` go by digest."""
+        """Return the error. `digests` are those of the present datasets by their URLs, `weights` go by digest."""
         there = [(each, share) for each, share in zip(self.sources, self.phases[-1].shares, strict=True) if share]
         changed = [each.url for each, _ in there if digests.get(each.url, each.digest) != each.digest]
         total = math.fsum(weights.values())
@@ -237,7 +237,7 @@ class Training:
         """Return the position at which an epoch of a mixture begins: after the last sample of the epoch before it.
 
         `share` has a rank's batches of a whole epoch. Raises OptionError for epochs before the one that the training
-        continued with, if their length was another; and for epochs whose samples cannot be numbered.
+        continued with, if their length was another, and for epochs whose samples cannot be numbered.
         """
         if epoch == self.epoch:
             return self.begun

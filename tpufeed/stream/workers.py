@@ -1,6 +1,6 @@
 """Decode batches in worker processes, each with its own threads: they and the training loop share no GIL.
 
-Pixels are decoded into shared memory without a name, which is freed with the last process that maps it; the places of
+Pixels are decoded into shared memory without a name, which is freed with the last process that maps it. The places of
 samples and all other columns cross sockets. The loader's side comes first, then the workers' (`prepare` and `serve`).
 """
 
@@ -51,7 +51,7 @@ _LONGEST_WAIT_SECONDS = 1e6  # the system's calls take no more
 _TUNABLES, _PAST_THE_CACHE = "GLIBC_TUNABLES", "glibc.cpu.x86_non_temporal_threshold"
 _BUG = "a worker process failed: "
 _CRASHED, _ENDED = "Did native code of an op of yours crash?", "Did an op of yours end it?"
-# Advice by a worker's exit code; None if it is still alive, as when it waits for an NFS server.
+# Advice by a worker's exit code. None if it is still alive, as when it waits for an NFS server.
 _ADVICE: dict[int | None, str] = {
     -signal.SIGKILL: "Try a smaller batch_size= or prefetch=, fewer processes=, or processes=0",
     -signal.SIGBUS: "A file that it had mapped was truncated, or its disk or mount (NFS, FUSE) is gone",
@@ -87,7 +87,7 @@ class FetchTask(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Result of a `BatchTask`; the pixels are in its buffer."""
+    """Result of a `BatchTask`. The pixels are in its buffer."""
 
     number: int
     result: DecodedBatch | Failure
@@ -100,9 +100,9 @@ class ProcessExecutor:
         sources: the datasets to read.
         config: how each worker decodes batches.
         processes: number of processes that decode.
-        pool: shared memory for the pixels; the executor closes it.
+        pool: shared memory for the pixels. The executor closes it.
         copies_shards: True for one more process, which copies remote shards.
-        nodes: the NUMA node of each process that decodes; empty if they may run on all nodes.
+        nodes: the NUMA node of each process that decodes. Empty if they may run on all nodes.
     """
 
     def __init__(
@@ -156,12 +156,12 @@ class ProcessExecutor:
         return worker.submit(request, buffer, self)
 
     def fetch(self, due: DueShards) -> None:
-        """Have the last worker copy these shards if it is the one for that; the others open the copies."""
+        """Have the last worker copy these shards if it is the one for that. The others open the copies."""
         with suppress(TimeoutError):  # the worker reads nothing: its socket is closed now, as `listen` will find
             self._workers[-1].send(FetchTask(due))
 
     def close(self, wait: bool = True) -> None:
-        """Stop; batches in work fail. Processes that hang are killed, also with `wait=False`."""
+        """Stop. Batches in work fail. Processes that hang are killed, also with `wait=False`."""
         if os.getpid() == self._owner:
             self._closed = True
             self._hung_up.set()
@@ -263,7 +263,7 @@ def _start_server(sources: Sequence[SampleSource], config: WorkerConfig) -> Fork
 
 
 def _check_unchanged(given: Sequence[tuple[Dataset, str]]) -> None:
-    """Raise ObjectChangedError if one of these datasets was rebuilt since it was opened; each comes with its split.
+    """Raise ObjectChangedError if one of these datasets was rebuilt since it was opened. Each comes with its split.
 
     Raises ShardError or StoreError if the index of a local dataset does not fit its manifest: a forged manifest may
     count any number of records, and their order would take memory.

@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 WorldLike = World | tuple[int, int]
 
-_AXES = 4  # axes of a batch of images; an array of fewer would not fit every spec
+_AXES = 4  # axes of a batch of images. An array of fewer would not fit every spec
 _BY_HAND = "world=(rank, size)"
 _RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # the function in which torch_xla runs a rank
 
@@ -36,7 +36,7 @@ def to_world(world: Any) -> World:
 
 
 def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
-    """Return the world of torch_xla, torch.distributed or JAX if it has several ranks; else the world of one rank.
+    """Return the world of torch_xla, torch.distributed or JAX if it has several ranks, else the world of one rank.
 
     Args:
         by_hand: how to give the world by hand, for messages.
@@ -87,7 +87,7 @@ def find_world(by_hand: str = _BY_HAND, in_rank: bool = False) -> World:
 
 
 def thread_world(by_hand: str = _BY_HAND) -> World | None:
-    """Return the world of this thread if torch_xla's ranks are threads, and this is one of them; else None.
+    """Return the world of this thread if torch_xla's ranks are threads, and this is one of them, else None.
 
     Call it in the thread that makes a loader: the threads in which torch_xla iterates later belong to no rank. Raises
     OptionError as `find_world` does.
@@ -109,7 +109,7 @@ def count_ranks() -> int:
 
 
 def find_tf_world() -> World:
-    """Return the world of TF_CONFIG if it names several workers; else that of `find_world`."""
+    """Return the world of TF_CONFIG if it names several workers, else that of `find_world`."""
     text = os.environ.get("TF_CONFIG")
     if not text:
         return find_world()
@@ -183,10 +183,10 @@ def count_cores(world: Any) -> int:
         world: what the loader feeds.
 
             - a `tf.distribute.Strategy`: all replicas, as Keras' `fit` and `experimental_distribute_dataset` split the
-              global batch between them, also on several hosts, each of which takes its part;
-            - a `tf.distribute.InputContext`: 1, as `distribute_datasets_from_function` hands a batch to each replica;
+              global batch between them, also on several hosts, each of which takes its part.
+            - a `tf.distribute.InputContext`: 1, as `distribute_datasets_from_function` hands a batch to each replica.
             - a `jax.sharding.Mesh` or `Sharding` as `to_jax` takes them: the blocks of rows that this process
-              holds, those of a mesh along its first axis; devices with copies of one block count as one core.
+              holds, those of a mesh along its first axis. Devices with copies of one block count as one core.
 
     Raises:
         OptionError: `world` is something else.

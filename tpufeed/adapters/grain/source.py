@@ -50,7 +50,7 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
 ) -> "GrainSource":
     """Return the samples of a split as a random-access source for Grain.
 
-    A sample is a dict by column: image is uint8 (height, width, 3), label an int; tensors are arrays, other columns
+    A sample is a dict by column: image is uint8 (height, width, 3), label an int. Tensors are arrays, other columns
     int, float, str or bytes.
 
     - `grain_source(...).to_map_dataset()` is a `grain.MapDataset` that knows its epochs: after its `repeat()` each
@@ -67,7 +67,7 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
         url: a dataset or cache: a path, a URL, or an open dataset.
         split: the name of the split.
         decode: False gives images as their encoded bytes, for a decoder of your own.
-        ops: ops of each image; without an op that fixes the size, images keep their own sizes. `Loader` explains this
+        ops: ops of each image. Without an op that fixes the size, images keep their own sizes. `Loader` explains this
             and the other options.
 
     Raises:
@@ -136,7 +136,7 @@ class GrainSource:
 
 
 class _EpochDataset(grain.MapDataset[dict[str, Any]]):  # type: ignore[misc]  # Grain ships no types
-    """A source's samples; index `epoch * len + sample` is the sample in that epoch, as `repeat` and `shuffle` count."""
+    """A source's samples. Index `epoch * len + sample` is the sample in that epoch, as `repeat` and `shuffle` count."""
 
     def __init__(self, source: GrainSource) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class JaxFeed(DeviceFeed, Feed):
         self.stream.find_world_by(self.placement.world)
 
     def __iter__(self) -> "JaxIterator":
-        """Return the next epoch, and with `repeat` all later ones; its first batch ends other iterations."""
+        """Return the next epoch, and with `repeat` all later ones. Its first batch ends other iterations."""
         return JaxIterator(self)
 
     def open_transfer(self) -> Transfer:
@@ -63,7 +63,7 @@ class JaxFeed(DeviceFeed, Feed):
         return _JaxTransfer(stream, self.placement)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how processes exchange specs, and this one's index; None if it is alone, or its world given by hand.
+        """Return how processes exchange specs, and this one's index. None if it is alone, or its world given by hand.
 
         If no sharding was given, this also moves the feed to the mesh that is set now.
         """

@@ -41,7 +41,7 @@ class Placement:
     model axis, are one rank. Ranks are numbered by their first block, so the mesh may have its devices in any order.
 
     Args:
-        given: a `NamedSharding`; a `Mesh`, over whose first axis rows are split; or None for the mesh that
+        given: a `NamedSharding`, a `Mesh` over whose first axis rows are split, or None for the mesh that
             `jax.set_mesh` has set when the sharding is first asked for, or else for all devices.
 
     Raises:
@@ -73,7 +73,7 @@ class Placement:
         return NamedSharding(mesh, _spec(mesh.axis_names[0]))
 
     def over_mesh_now(self) -> "Placement":
-        """Return a placement over the mesh that is set now; this one if no mesh is set, or a sharding was given."""
+        """Return a placement over the mesh that is set now, or this one if no mesh is set, or a sharding was given."""
         mesh = _find_mesh() if self._given is None else None
         sharding = self.sharding
         return self if mesh is None or sharding == NamedSharding(mesh, _spec(mesh.axis_names[0])) else Placement(None)
@@ -223,7 +223,7 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
     """Return a function of device ops and a batch's columns on the host, that returns the columns that the ops make.
 
     It compiles once for the same ops: a state may bring a loader other classes, and so other ops. The columns are split
-    over devices as `rows` says; without it they are on JAX's default device.
+    over devices as `rows` says. Without it they are on JAX's default device.
     """
     run = jax.jit(partial(BatchOps.run, arrays=ARRAYS), static_argnums=0, out_shardings=rows)
 
@@ -236,16 +236,16 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
 
 
 def _find_mesh() -> Mesh | None:
-    """Return the mesh that `jax.set_mesh` has set in this thread; None if there is none, or JAX is too old for it."""
+    """Return the mesh that `jax.set_mesh` has set in this thread. None if there is none, or JAX is too old for it."""
     mesh = jax.sharding.get_mesh() if hasattr(jax.sharding, "get_mesh") else None
     return mesh if isinstance(mesh, Mesh) and mesh.axis_names else None
 
 
 def find_exchange(processes: Sequence[int], patience_seconds: float) -> Callable[[EpochSpec], list[EpochSpec]] | None:
-    """Return how these processes exchange specs; None for one alone, or if jax.distributed is not initialised."""
+    """Return how these processes exchange specs. None for one alone, or if jax.distributed is not initialised."""
     if len(processes) == 1:
         return None
-    from jax._src import distributed  # there is no public way; Orbax does the same
+    from jax._src import distributed  # there is no public way. Orbax does the same
 
     client = distributed.global_state.client
     if client is None:
@@ -263,7 +263,7 @@ def _exchange(client: Any, processes: Sequence[int], patience_seconds: float, sp
     me, group = jax.process_index(), hashlib.blake2b(str(list(processes)).encode(), digest_size=8).hexdigest()
     folder, count = f"tpufeed/{group}", f"tpufeed/{group}/count/{me}"
     # The store counts, as all loaders over these processes share one series of numbers. For a folder that does not
-    # exist it returns no values at once; asking for a key would wait for it.
+    # exist it returns no values at once. Asking for a key would wait for it.
     number = 1 + sum(int(value) for _, value in client.key_value_dir_get(f"{count}/"))
     client.key_value_set(f"{count}/number", str(number), allow_overwrite=True)
     if number > 2:  # all have begun the last exchange, so they are done with the one before it

@@ -54,7 +54,7 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
     """Epochs of a loader for Keras, see `Loader.to_keras`.
 
     Keras asks for batches by number, in its own order, and gets them in the loader's order. The loader's place is after
-    the batches that Keras has taken, which may be one more than the training has used; see `keras_state`.
+    the batches that Keras has taken, which may be one more than the training has used, see `keras_state`.
 
     Attributes:
         was_placed: True if the loader was given a state or an epoch before.
@@ -85,7 +85,7 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
 
     @property
     def num_batches(self) -> int | None:
-        """Number of batches of an epoch; None with `repeat`. Keras asks for it when it begins to iterate."""
+        """Number of batches of an epoch. None with `repeat`. Keras asks for it when it begins to iterate."""
         if self._epoch_begins:
             self._begins = True
             if self._rest is not None:
@@ -145,7 +145,7 @@ class KerasFeed(Feed, keras.utils.PyDataset):  # type: ignore[misc]  # Keras has
 
     @cached_property
     def _run_ops(self) -> "RunOps | None":
-        """A function that runs device ops on Keras' device; None to run them on the host.
+        """A function that runs device ops on Keras' device. None to run them on the host.
 
         On JAX alone: for TensorFlow and torch Keras takes arrays of the host, and a distribution splits these, too.
         """
@@ -203,7 +203,7 @@ class SampleWeights:
 
     Attributes:
         masked: True if the last column of a batch is a mask.
-        table: float32 weights of the classes by id, then the weight of all other labels; None if all weigh the same.
+        table: float32 weights of the classes by id, then the weight of all other labels. None if all weigh the same.
 
     Raises:
         OptionError: there are more columns than Keras takes, class weights for batches without one label per sample, or
@@ -260,7 +260,7 @@ def keras_state(loader: Feed, path: str | Path) -> "KerasState":
     and so do its logs.
 
     It writes one small file when a training begins, and when it continues with another batch size, number of ranks or
-    number of steps per epoch. These may change; dataset, split, seed and order may not.
+    number of steps per epoch. These may change. Dataset, split, seed and order may not.
 
     A second `fit` with the same file, in this process or another, continues where the first one stopped, even after
     Ctrl-C: `epochs` counts from the beginning of the training. To begin another training, give another path.
@@ -269,7 +269,7 @@ def keras_state(loader: Feed, path: str | Path) -> "KerasState":
 
     Args:
         loader: the loader whose `to_keras()`, or `to_tf()` without `direct`, is given to `fit`, perhaps with a `map`.
-            Call that first; the newest result counts.
+            Call that first. The newest result counts.
         path: path or URL of the file.
 
     Raises:

@@ -76,7 +76,7 @@ class Segment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 def _passed(steps: int, left: int, whole: int) -> tuple[int, int]:
-    """Return how many epochs end within `steps`, and the steps after them; the first epoch ends after `left` steps."""
+    """Return how many epochs end within `steps`, and the steps after them. The first epoch ends after `left` steps."""
     if steps < left:
         return 0, steps
     epochs, done = divmod(steps - left, whole)
@@ -218,7 +218,7 @@ class KerasState(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
             self.model.stop_training = False
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Leave the feed where the training ended; warn if it had ended before."""
+        """Leave the feed where the training ended. Warn if it had ended before."""
         if not self._epochs:
             _logger.warning(
                 "%d epochs were trained already: give fit more epochs to continue", self.model._initial_epoch or 0

@@ -36,10 +36,10 @@ _GCS_SETTINGS = {
     # Each lane has an open file with a buffer of this size: the default of 64 MiB is 1 GiB for 16 lanes, and a part
     # that ends within a shard reads up to a buffer too much. Each buffer is a new connection: smaller ones cost more.
     "GCS_READ_CACHE_BLOCK_SIZE_MB": "8",
-    # A request that gets no byte for this long is retried; by default after 60 s.
+    # A request that gets no byte for this long is retried. By default after 60 s.
     "GCS_REQUEST_IDLE_TIMEOUT_SECS": "20",
     "GCS_REQUEST_CONNECTION_TIMEOUT_SECS": "20",  # by default 120
-    # For a whole request; with the default of 3600 a trickling one holds up its lane for an hour.
+    # For a whole request. With the default of 3600 a trickling one holds up its lane for an hour.
     "GCS_READ_REQUEST_TIMEOUT_SECS": "300",
     "GCS_METADATA_REQUEST_TIMEOUT_SECS": "60",
 }
@@ -95,7 +95,7 @@ def tf_feed(
     if handed is not None:
         dataset = dataset.map(handed.note)
     dataset = dataset.with_options(settings)
-    dataset.class_names = stream.class_names  # as Keras' own datasets of images have it; `map` and others lose it
+    dataset.class_names = stream.class_names  # as Keras' own datasets of images have it. `map` and others lose it
     return dataset
 
 
@@ -191,7 +191,7 @@ def _direct(
 
 
 def _settings(tf: Any, options: LoaderOptions, direct: bool, deterministic: bool) -> Any:
-    """Return settings that avoid surprises of tf.data; docs/tfdata.md explains each."""
+    """Return settings that avoid surprises of tf.data. docs/tfdata.md explains each."""
     settings = tf.data.Options()
     settings.deterministic = deterministic or not options.shuffle
     settings.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF

@@ -53,7 +53,7 @@ class DirectGraph:
 
     Args:
         stream: the loader's stream, which knows columns, lanes, ops and world.
-        sharding: how a tf.data service shares the work; None without a service. With "dynamic" and "file" the service
+        sharding: how a tf.data service shares the work. None without a service. With "dynamic" and "file" the service
             deals out parts of shards: its workers read all parts, whatever the world, and epochs follow without a
             break.
         handed: with `repeat`, the epoch of the last batch: an iteration continues with the next epoch. Elements of the
@@ -99,7 +99,7 @@ class DirectGraph:
         # The same 64 bits as a signed number, as TensorFlow wants them.
         self._seed = (options.seed + (1 << 63)) % (1 << 64) - (1 << 63)
         self._identity, self._handed = place_identity(stream), handed
-        # The epoch that was read last, from which the next iteration finds its own; a service has its own tables.
+        # The epoch that was read last, from which the next iteration finds its own. A service has its own tables.
         self._newest = handed or (HandedEpoch() if sharding is None else None)
         self._url, self._manifest = dataset.url, f"{tensorflow_url(dataset.store.url)}/{MANIFEST}"
         self._manifest_bytes = tf.io.read_file(self._manifest).numpy()
@@ -141,7 +141,7 @@ class DirectGraph:
         """Return a `tf.data.Dataset` of batches. Call this through TensorFlow's `do_not_convert`."""
         options, data, newest = self._options, tf.data.Dataset, self._newest
         if not self._dealt:
-            # The next epoch for each iteration, or with `repeat` all from there on; with `place_identity`.
+            # The next epoch for each iteration, or with `repeat` all from there on, with `place_identity`.
             count = ENDLESS if options.repeat else 1
             epochs = data.range(count)
             if newest is not None:
@@ -179,7 +179,7 @@ class DirectGraph:
         return batches.map(lambda columns: (self._form.package(columns), epoch))
 
     def _records(self, parts: Any, epoch: Any) -> Any:
-        """Return the records of all parts, shuffled if the loader shuffles; within a part they come in file order."""
+        """Return the records of all parts, shuffled if the loader shuffles. Within a part they come in file order."""
         shuffle = self._options.shuffle
         records = parts.interleave(
             self._read, cycle_length=self._lanes, num_parallel_calls=tf.data.AUTOTUNE, deterministic=not shuffle
@@ -191,7 +191,7 @@ class DirectGraph:
         if self._dealt:  # nothing separates one epoch from the next
             buffer = max(1, min(buffer, self._share.records // 8))
         if not tf.executing_eagerly():
-            # A global seed of the user's would change our order; and TensorFlow compares 0 with a tensor there.
+            # A global seed of the user's would change our order, and TensorFlow compares 0 with a tensor there.
             tf.compat.v1.get_default_graph().seed = None
         # Below 2^62, like epochs, so that the sum is still an int64.
         seed = tf.constant(self._seed % (1 << 62), tf.int64)
@@ -217,7 +217,7 @@ class DirectGraph:
         """Return all parts of an epoch, (epoch, shard, first record, stop), int64 (parts,) each, and the lane of each.
 
         Shards are permuted and laid end to end in a circle, which is cut into lanes from a random place on. Parts are
-        sorted by their distance from the start of their lane; some hold no record.
+        sorted by their distance from the start of their lane. Some hold no record.
         """
         total, counts, lane_starts = self._share.records, tf.constant(self._counts), tf.constant(self._lane_starts)
         line, turn = tf.range(len(self._counts), dtype=tf.int64), tf.constant(0, tf.int64)
@@ -300,7 +300,7 @@ class DirectGraph:
         return tf.cond(tf.reduce_all(sound), tf.no_op, fail)
 
     def _have_class(self, found: dict[str, Any]) -> Any:
-        """Return for each row whether its label is a class of the dataset; True without labels, or names of classes."""
+        """Return for each row whether its label is a class of the dataset. True without labels, or names of classes."""
         if self._label is None or not self._classes:
             return True
         return (found[self._label] >= 0) & (found[self._label] < self._classes)
@@ -308,7 +308,7 @@ class DirectGraph:
     # Batches
 
     def _batches(self, records: Any) -> Any:
-        """Return batches as columns by name; last records that do not make a batch are dropped.
+        """Return batches as columns by name. Last records that do not make a batch are dropped.
 
         A graph cannot catch an error, and TensorFlow's error for an image names neither shard nor record. So images
         that fail are left out of their group, and each row carries the places of its group's first row and of the next
@@ -377,7 +377,7 @@ class DirectGraph:
         carried, found = group
         count = tf.size(carried[:, 0], tf.int64)
         in_place = tf.equal(carried[:, 0], tf.range(count)) & tf.equal(carried[:, 9], number) & self._have_class(found)
-        # The place that each row should come from; and after the last, the place of the next row in a longer group.
+        # The place that each row should come from, and after the last, the place of the next row in a longer group.
         sound = tf.concat([in_place, [tf.equal(count, carried[0, 1])]], 0)
         lies = tf.concat([carried[:1, 4:7], tf.gather(carried, [4, 7, 8], axis=1)], 0)
         with tf.control_dependencies([self._assert_sound(sound, *tf.unstack(lies, axis=1))]):
@@ -436,14 +436,14 @@ def _rare(branch: Callable[[], Any]) -> Callable[[], Any]:
     """Make a branch of tf.cond a function call.
 
     TensorFlow inlines a branch's nodes into the graph around it, and visits them even if the branch is not taken: for
-    the ways to decode a photograph that was 0.04 ms per image. A call is one node; if taken, it costs about 10 us.
+    the ways to decode a photograph that was 0.04 ms per image. A call is one node. If taken, it costs about 10 us.
     """
     function: Callable[[], Any] = tf.function(branch, autograph=False, experimental_attributes={"_noinline": True})
     return function
 
 
 def _decode_window(encoded: Any, op: WindowOp, draws: Any) -> Any:
-    """Return a JPEG after its first op; only the window is decoded, as small as possible."""
+    """Return a JPEG after its first op. Only the window is decoded, as small as possible."""
     size = tf.image.extract_jpeg_shape(encoded)[:2]
     window, out = find_window(op, size, draws)
     if isinstance(op, images.RandomCrop):  # the window may reach beyond the image
@@ -485,7 +485,7 @@ def _decode_other(encoded: Any) -> Any:
 
 
 def run_ops(ops: tuple[Op, ...], image: Any, draws: Any) -> Any:
-    """Run ops on an image, uint8 (h, w, 3); `draws` are float32 in [0, 1), `op.draws` of them for each op in turn."""
+    """Run ops on an image, uint8 (h, w, 3). `draws` are float32 in [0, 1), `op.draws` of them for each op in turn."""
     for op in ops:
         drawn, draws = draws[: op.draws], draws[op.draws :]
         if isinstance(op, WindowOp):
@@ -520,7 +520,7 @@ def find_window(op: WindowOp, size: Any, draws: Any) -> tuple[Any, Any]:
         corner = low + tf.cast(draws * tf.cast(high - low + 1, tf.float32), tf.int32)
         return tf.concat([corner, out], 0), out
     assert isinstance(op, images.RandomResizedCrop)
-    # Ten tries at once, with uniform area and log-uniform aspect ratio. The first that fits is taken; the last, in the
+    # Ten tries at once, with uniform area and log-uniform aspect ratio. The first that fits is taken. The last, in the
     # middle, always fits.
     area = sides[0] * sides[1] * (op.scale[0] + draws[0:20:2] * (op.scale[1] - op.scale[0]))
     low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
@@ -561,6 +561,6 @@ def _resize(image: Any, out: Any) -> Any:
 
 
 def _bilinear(image: Any, out: Any) -> Any:
-    """Return an image at height and width `out`, bilinear; an image of that size is unchanged."""
+    """Return an image at height and width `out`, bilinear. An image of that size is unchanged."""
     resized = tf.raw_ops.ResizeBilinear(images=image[None], size=out, half_pixel_centers=True)
     return tf.cast(tf.squeeze(resized, 0) + 0.5, tf.uint8)

@@ -44,11 +44,11 @@ class HandedEpoch:
         self._table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, tf.constant(-1, tf.int64))
 
     def last(self) -> Any:
-        """Return the epoch as an int64 scalar; -1 before the first batch."""
+        """Return the epoch as an int64 scalar. -1 before the first batch."""
         return self._table.lookup(_LAST)[0]
 
     def note(self, batch: Any, epoch: Any) -> Any:
-        """Return the batch, and remember its epoch; to be mapped over (batch, epoch) after the last prefetch."""
+        """Return the batch, and remember its epoch. Map this over (batch, epoch) after the last prefetch."""
         with tf.control_dependencies([self._table.insert(_LAST, [epoch])]):
             return tf.nest.map_structure(tf.identity, batch)
 
@@ -112,7 +112,7 @@ class Handover:
         self._moves = 0
         self._closed = False
         self._lock = threading.Lock()
-        self._calls: deque[int] = deque()  # threads with a call in progress; changing it is atomic
+        self._calls: deque[int] = deque()  # threads with a call in progress. Changing it is atomic
         self._last_call = 0.0
         self._on_device = on_device
         self._form, self._columns = stream.batch_form(on_device)
@@ -133,7 +133,7 @@ class Handover:
         return self._next is None
 
     def open(self) -> Any:
-        """Begin the next iteration; return int64 (epoch, samples that it skips, batches, `place_identity`)."""
+        """Begin the next iteration. Return int64 (epoch, samples that it skips, batches, `place_identity`)."""
         with self._call():
             if self._iterator is not None:
                 self._iterator.close()
@@ -238,6 +238,6 @@ class Handover:
 
     def _tensor(self, name: str, array: Array) -> Any:
         if name in self._stream.pixels:
-            # Page-aligned, as dlpack demands; TensorFlow keeps the memory alive while it needs it.
+            # Page-aligned, as dlpack demands. TensorFlow keeps the memory alive while it needs it.
             return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
         return tf.constant(array.tolist() if array.dtype == np.object_ else array)

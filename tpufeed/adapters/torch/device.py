@@ -18,7 +18,7 @@ from tpufeed.stream.host import HostStream
 # Devices whose streams and events are known to work, and whose pinned memory outlives the copies that read it.
 _STREAMED = ("cuda", "xpu")
 _NEVER_PINNED = ("mps",)
-_GOOGLES = "github.com/google-pytorch/"  # home page of Google's torch_tpu; sophgo has a package of the same name
+_GOOGLES = "github.com/google-pytorch/"  # home page of Google's torch_tpu. Sophgo has a package of the same name
 
 
 class OnTorchDevice(DeviceFeed):
@@ -51,12 +51,12 @@ class TorchDeviceFeed(OnTorchDevice, TorchFeed):
 
 
 class ForeignDeviceFeed(OnTorchDevice):
-    """Feed of a user's own loader on a device, with the loader's other attributes; see `device_loader`."""
+    """Feed of a user's own loader on a device, with the loader's other attributes, see `device_loader`."""
 
     stream: ForeignStream
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the loader; but `sampler` and `batch_sampler` pass on `set_epoch` if it has one."""
+        """Return the attribute of the loader. But `sampler` and `batch_sampler` pass on `set_epoch` if it has one."""
         if name == "stream":  # a copy that is being made has none yet
             raise AttributeError(name)
         wrapped = self.stream.wrapped

@@ -28,7 +28,7 @@ from tpufeed.stream.world import count_ranks, thread_world
 _logger = logging.getLogger(__name__)
 
 _EPOCH, _READ = range(2)  # indices into the tensor that all workers share
-_MOST_COUNTED = (1 << 16) - 1  # reads of a sample; later reads draw the same numbers as the last one
+_MOST_COUNTED = (1 << 16) - 1  # reads of a sample. Later reads draw the same numbers as the last one
 _REPEATED = 1.5  # a rank that has read this many times its share must have read samples again
 
 
@@ -40,12 +40,12 @@ class TFRecordImages(TorchDataset[Any]):
 
     Shards that are local files can be read in any order. Remote shards are copied as `Loader` describes, when one of
     their samples is first read. In a random order (`shuffle=True`, `DistributedSampler`) copies help only if the whole
-    split fits; otherwise samples are read one by one, with a warning. `LaneSampler` reads shard by shard.
+    split fits. Otherwise samples are read one by one, with a warning. `LaneSampler` reads shard by shard.
 
     Random numbers of ops, and the variant of a cache, are those of the epoch last given to `set_epoch`:
     `LaneSampler.set_epoch` passes it on, `DistributedSampler.set_epoch` does not. The first read of a sample per epoch
     has the random numbers of all loaders. Later reads, by samplers that repeat samples, draw new ones: these depend on
-    seed, epoch, sample and the number of reads; and with worker processes also on which worker reads, so runs may
+    seed, epoch, sample and the number of reads, and with worker processes also on which worker reads, so runs may
     differ. Counting takes 2 bytes of shared memory for each sample of the split, if ops draw random numbers.
 
     A pickle holds neither manifest nor index: a process that unpickles it opens the dataset, and refuses another one.
@@ -54,8 +54,8 @@ class TFRecordImages(TorchDataset[Any]):
         url: a dataset or cache, at a path or a URL.
         split: the name of the split.
         transform: called with each image, a uint8 HWC numpy array, instead of making a tensor of it. Transforms of
-            torchvision that need PIL images begin with `ToPILImage()`. It is also an attribute that may be set later;
-            workers of a DataLoader keep the one that they were started with.
+            torchvision that need PIL images begin with `ToPILImage()`. It is also an attribute that may be set later.
+            Workers of a DataLoader keep the one that they were started with.
         ops: ops of each image. Without an op that fixes the size, images keep their own sizes, and come one at a time
             unless there is a transform. `Loader` explains this and the other options.
 
@@ -177,7 +177,7 @@ class TFRecordImages(TorchDataset[Any]):
         return self._samples.open(1 if worker is None else worker.num_workers)
 
     def _number(self, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | int:
-        """Count these samples as read; return a number for each that differs from read to read, and is 0 at first.
+        """Count these samples as read. Return a number for each that differs from read to read, and is 0 at first.
 
         Workers count together without a lock, so the number of a later read contains the worker's number. Only if two
         workers first read a sample within the same microsecond do they draw equal numbers for it.

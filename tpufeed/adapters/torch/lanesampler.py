@@ -22,20 +22,20 @@ _BY_HAND = "num_replicas= and rank= by hand"
 class LaneSampler(DistributedSampler[int]):
     """Ids of a `TFRecordImages` in the order of tpufeed's loaders: with the same seed and lanes, `Loader`'s.
 
-    It replaces DistributedSampler in a DataLoader; Lightning then adds none. A rank reads its share of the shards, a
+    It replaces DistributedSampler in a DataLoader. Lightning then adds none. A rank reads its share of the shards, a
     few at a time, so each remote shard is copied whole and once. Every world size that divides the lanes gives the same
     global sequence: rank r of W has every W-th id, starting with the r-th.
 
-    Call `set_epoch` before each epoch, as with DistributedSampler; it sets the dataset's epoch, too.
+    Call `set_epoch` before each epoch, as with DistributedSampler. It sets the dataset's epoch, too.
 
     Args:
         dataset: the dataset that the DataLoader reads.
-        num_replicas: number of ranks; by default what torch_xla, torch.distributed or JAX says when the first id is
+        num_replicas: number of ranks. By default what torch_xla, torch.distributed or JAX says when the first id is
             asked for, or else one.
         rank: number of this rank.
         shuffle: False reads in the dataset's own order.
         seed: seed of the order.
-        drop_last: True drops samples that do not make up one more for each rank; else the epoch's first samples
+        drop_last: True drops samples that do not make up one more for each rank, else the epoch's first samples
             complete them.
         lanes: lanes of the order, see `dataset.order`: a multiple of the ranks. By default 16, or 2 per rank if that is
             more.
@@ -82,7 +82,7 @@ class LaneSampler(DistributedSampler[int]):
 
     @property
     def world(self) -> World:
-        """World of this rank; looked up each time unless given, as copies may go to other ranks."""
+        """World of this rank. Looked up each time unless given, as copies may go to other ranks."""
         if self._given is not None:
             return self._given
         world = self._of_thread or find_world(_BY_HAND)
@@ -153,7 +153,7 @@ class LaneSampler(DistributedSampler[int]):
         self._told, self._next = False, None
 
     def _move(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Take epoch and lanes from a state; return the epoch, and the samples of it that all ranks have had."""
+        """Take epoch and lanes from a state. Return the epoch, and the samples of it that all ranks have had."""
         state = grow_state(state, self.dataset.dataset)
         check_identity(state, self._identity, "sampler", self.dataset.dataset.url)
         epoch, samples, lanes = (state_number(state, name, 0, _MOST) for name in ("epoch", "samples", "lanes"))
@@ -196,7 +196,7 @@ class LaneSampler(DistributedSampler[int]):
 class LaneIterator(Iterator[int]):
     """Ids of an epoch, with a state after the last id, which torchdata's StatefulDataLoader looks for here.
 
-    A state loaded here moves this iterator and the sampler's epoch; the sampler's length stays that of a whole epoch.
+    A state loaded here moves this iterator and the sampler's epoch. The sampler's length stays that of a whole epoch.
     """
 
     def __init__(self, sampler: LaneSampler) -> None:
@@ -215,7 +215,7 @@ class LaneIterator(Iterator[int]):
         return number
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the ids handed out so far, the same on all ranks; see `LaneSampler.state_at`."""
+        """Return the state after the ids handed out so far, the same on all ranks, see `LaneSampler.state_at`."""
         if self._ids is None:
             self._find_epoch()
             return self._sampler.state_at(self._sampler._share(1).start)
@@ -223,7 +223,7 @@ class LaneIterator(Iterator[int]):
         return {**self._sampler.state_at(samples), "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` says; at the end of an epoch no id is left. Raises OptionError as the sampler does.
+        """Continue where `state` says. At the end of an epoch no id is left. Raises OptionError as the sampler does.
 
         The next iteration reads the epoch that `set_epoch` was given before, or else the one after the state's epoch.
         If the state is of an epoch's end, StatefulDataLoader begins that iteration at once. Ids alone could not tell

@@ -42,7 +42,7 @@ class Undivided:
 
     @property
     def sampler(self) -> "EpochSampler":
-        """Takes `set_epoch`, as a DistributedSampler does; so does `batch_sampler.sampler`."""
+        """Takes `set_epoch`, as a DistributedSampler does. So does `batch_sampler.sampler`."""
         host = stream_of(self)
         if host is None or host.options.shuffle:
             if _overfits():
@@ -110,7 +110,7 @@ class TorchFeed(Undivided, Feed):
 
     @cached_property
     def dataset(self) -> TFRecordImages | None:
-        """The samples of the split as a map-style dataset; None for a mixture, whose samples have no numbers."""
+        """The samples of the split as a map-style dataset. None for a mixture, whose samples have no numbers."""
         stream = self.stream
         if len(stream.sources) > 1:  # trainers ask every loader for it
             return None
@@ -125,7 +125,7 @@ class TorchFeed(Undivided, Feed):
         return TorchIterator(self)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how ranks exchange specs, and this rank's number; None if only one rank is known.
+        """Return how ranks exchange specs, and this rank's number. None if only one rank is known.
 
         Ranks do not compare if their world was given by hand.
         """
@@ -153,7 +153,7 @@ class TorchIterator(Iterator[Any]):
         """Return the first batch, once all ranks have theirs.
 
         Ranks meet only here, in the thread of the training loop. Later epochs of `repeat` may begin in a thread that
-        prefetches, in any order among the epochs of several loaders; they are equally long on every rank.
+        prefetches, in any order among the epochs of several loaders. They are equally long on every rank.
         """
         stream, found = self._feed.stream, self._feed.find_exchange()
 
@@ -207,7 +207,7 @@ def _exchange(spec: EpochSpec) -> list[EpochSpec]:
 
 
 def to_torch(batch: Any) -> Any:
-    """Return the batch with tensors that share the memory of its arrays; strings stay numpy arrays.
+    """Return the batch with tensors that share the memory of its arrays. Strings stay numpy arrays.
 
     A tensor of a subclass becomes a plain tensor, as torch_xla moves no others.
     """
@@ -228,7 +228,7 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `value` with every leaf changed; any mapping becomes a dict."""
+    """Return `value` with every leaf changed. Any mapping becomes a dict."""
     if isinstance(value, Mapping):
         return {key: _map_leaves(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list):

@@ -51,7 +51,7 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
 
     @property
     def dataset(self) -> Any:
-        """Dataset of the loader; None if it has none, as with a mixture: trainers ask every loader for it."""
+        """Dataset of the loader. None if it has none, as with a mixture: trainers ask every loader for it."""
         stream = self.stream
         if not isinstance(stream, HostStream):
             return getattr(stream.wrapped, "dataset", None)
@@ -67,7 +67,7 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
             host.find_world_by(runtime.xla_world)
 
     def find_exchange(self) -> tuple[Exchange, int] | None:
-        """Return how ranks exchange specs, and this rank's number; None if it is alone or does not compare."""
+        """Return how ranks exchange specs, and this rank's number. None if it is alone or does not compare."""
         world, host = runtime.xla_world(), self.host
         if world.size == 1 or not self._checks or (host is not None and host.options.world is not None):
             return None
@@ -173,7 +173,7 @@ def _checked(batches: Iterator[Any], expected: int | None) -> Iterator[Any]:
 
 
 def _length(batches: Iterator[Any], source: Iterable[Any]) -> int | None:
-    """Return the number of batches to come; None if it is not known."""
+    """Return the number of batches to come. None if it is not known."""
     for sized in (batches, source):
         try:
             return len(sized)  # type: ignore[arg-type]  # may have none

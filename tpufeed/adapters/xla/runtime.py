@@ -53,7 +53,7 @@ def xla_world() -> World:
 
 
 def spmd_devices() -> int | None:
-    """Return how many devices this process feeds under SPMD; None without it."""
+    """Return how many devices this process feeds under SPMD. None without it."""
     return runtime.addressable_runtime_device_count() if runtime.is_spmd() else None
 
 
@@ -98,7 +98,7 @@ class Shardings:
     torch_xla applies a spec only to tensors with the same number of axes, and silently replicates all others, such as
     labels. Here a single spec serves tensors with any number of axes: surplus axes of the spec are left out, surplus
     axes of a tensor are not split. A vector is not split if the mesh has axes besides those of the spec: every device
-    holds it whole. In a dict each spec must fit; None stands for a tensor that every device holds whole.
+    holds it whole. In a dict each spec must fit. None stands for a tensor that every device holds whole.
     """
 
     def __init__(self, given: Any) -> None:
@@ -145,7 +145,7 @@ class Shardings:
             )
 
     def fit(self, name: str, tensor: Any) -> Any:
-        """Return the spec of a tensor of column `name`; None replicates it."""
+        """Return the spec of a tensor of column `name`. None replicates it."""
         key = name, tensor.ndim
         if key not in self._fitted:
             self._fitted[key] = self._fit(name, tuple(tensor.shape))
