@@ -98,7 +98,7 @@ def test_what_cannot_be_asked_is_said_in_a_line(run, dataset_url, arguments, sai
 def test_idle_that_is_the_same_at_both_rates_is_one_figure(run, cache_url, flops, said):
     printed = run("doctor", cache_url, "--seconds", 1, "--flops-per-sample", flops).stdout
     assert said in printed
-    assert re.search(r"^cores: \d+ here; the loader needs [\d,]+( to [\d,]+)? such cores", printed, re.M)
+    assert re.search(r"^cores: \d+ here. The loader needs [\d,]+( to [\d,]+)? such cores", printed, re.M)
 
 
 def test_the_table_is_at_most_100_columns_wide_in_a_pipe(run, cache_url):

@@ -28,14 +28,14 @@ def adopt_command(
     dst: Annotated[str | None, flags.in_run("--to", metavar="URL")] = None,
     only: Annotated[str | None, flags.in_source(metavar="NAME,...")] = None,
     image_key: Annotated[str | None, _key_option(f"Image: {_KEY}")] = None,
-    label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}; or none")] = None,
-    text_key: Annotated[str | None, _key_option(f"Name of the class: {_KEY}; or none")] = None,
-    filename_key: Annotated[str | None, _key_option(f"Path, or what names a sample: {_KEY}; or none")] = None,
+    label_key: Annotated[str | None, _key_option(f"Label, an int64: {_KEY}, or none")] = None,
+    text_key: Annotated[str | None, _key_option(f"Name of the class: {_KEY}, or none")] = None,
+    filename_key: Annotated[str | None, _key_option(f"Path, or what names a sample: {_KEY}, or none")] = None,
     classes: Annotated[
         str | None,
         flags.in_source(
             metavar="FILE",
-            help="File with one class name per line; a class's id is its line number, from 0.",
+            help="File with one class name per line. A class's id is its line number, from 0.",
             show_default="from the class names in the records",
         ),
     ] = None,

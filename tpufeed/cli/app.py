@@ -14,7 +14,7 @@ from tpufeed.cli.console import echo
 from tpufeed.cli.docstrings import describe
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
-# What explains the flags of a command; see `docstrings.describe`.
+# What explains the flags of a command. See `docstrings.describe`.
 _DOCUMENTED = {
     "shard": "sharding.build:shard",
     "append": "sharding.append:append sharding.build:shard",

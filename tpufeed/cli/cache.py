@@ -44,7 +44,7 @@ def warmup_command(
         _in_augmentation(
             metavar="OP",
             autocompletion=flags.ops,
-            help="A cheap op that loaders apply live, with new random numbers in every epoch, e.g. 'RandomCrop(224)'; "
+            help="A cheap op that loaders apply live, with new random numbers in every epoch, e.g. 'RandomCrop(224)', "
             "not your own functions. Repeatable.",
         ),
     ] = None,

@@ -71,6 +71,6 @@ def prune_command(
         return
     removed = ", ".join(map(str, result.removed))
     would = "would remove" if dry_run else "removed"
-    echo(f"{would} version {removed}: {format_count(result.files, 'file')}, {result.bytes / 1e6:,.1f} MB; kept: {kept}")
+    echo(f"{would} version {removed}: {format_count(result.files, 'file')}, {result.bytes / 1e6:,.1f} MB. Kept: {kept}")
     if dry_run:
         echo("nothing was changed")

@@ -84,7 +84,7 @@ def _print(diagnosis: "Diagnosis") -> None:
     echo(f"fed: {format_rate(diagnosis.fed, diagnosis.fed_span)} images a second")
     if diagnosis.cores_needed is not None:
         cores, needed = diagnosis.machine["cores"], format_range(*diagnosis.cores_needed)
-        echo(f"cores: {cores} here; the loader needs {needed} such cores, if its rate grows with cores")
+        echo(f"cores: {cores} here. The loader needs {needed} such cores, if its rate grows with cores")
     if diagnosis.idle_percent is not None:
         bands = [predict_band(end, diagnosis.needed) for end in (diagnosis.fed_span or (diagnosis.fed or 0.0,))]
         least, most = (f"{format_range(min(band), max(band))} %" for band in zip(*bands, strict=True))

@@ -121,7 +121,7 @@ RayAddress = Annotated[
     in_run(
         metavar="HOST:PORT",
         autocompletion=one_of("auto", "local"),
-        help="The cluster for --engine ray; auto: the cluster that this host is in; local: only this host.",
+        help="The cluster for --engine ray. auto: the cluster that this host is in. local: only this host.",
         show_default="auto",
     ),
 ]

@@ -18,11 +18,11 @@ def show_command(
     url: flags.Url,
     out: Annotated[
         Path,
-        flags.in_output(metavar="FILE", help="File for the sheet; its name ends in .png, .jpg or .webp. Required."),
+        flags.in_output(metavar="FILE", help="File for the sheet. Its name ends in .png, .jpg or .webp. Required."),
     ],
     split: flags.SplitName = None,
     select: flags.Select = None,
-    count: Annotated[int, _sheet(metavar="N", help="Images on the sheet; each variant of a cache counts.")] = 64,
+    count: Annotated[int, _sheet(metavar="N", help="Images on the sheet. Each variant of a cache counts.")] = 64,
     seed: Annotated[int, _sheet(metavar="N", help="Seed for the choice of samples.")] = 0,
     size: Annotated[int, _sheet(metavar="PIXELS", help="Side of the thumbnails.")] = 160,
     version: flags.Version = None,

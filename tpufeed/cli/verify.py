@@ -71,7 +71,7 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
     unread = f"{format_count(len(unreadable), 'file')} cannot be read"
     if not damages:
         echo_error(
-            f"error: {url}: {unread}; the other files are not damaged. Run it again when the store answers, or as a "
+            f"error: {url}: {unread}. The other files are not damaged. Run it again when the store answers, or as a "
             "user who may read them"
         )
         return

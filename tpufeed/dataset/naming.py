@@ -117,7 +117,7 @@ def count_ending(counts: Counter[str], name: str) -> None:
 
 
 def format_endings(counts: Mapping[str, int]) -> str:
-    """Return ` (7 .txt, 3 .xml, 2 others)`, the most frequent first; "" if no file has an ending."""
+    """Return ` (7 .txt, 3 .xml, 2 others)`, the most frequent first, or "" if no file has an ending."""
     named = (ending for ending in counts if ending)
     most = sorted(named, key=lambda ending: (-counts[ending], ending))[:_SHOWN_ENDINGS]
     others = sum(counts.values()) - sum(counts[ending] for ending in most)
