@@ -91,7 +91,7 @@ class MetricsLogger:
         self._loader, self._prefix, self._all_ranks = loader, prefix, all_ranks
         self._every, self._seconds = every_steps or 1, every_seconds or 0.0
         self._host = stream_of(getattr(loader, "_loader", loader))  # StepClock keeps its loader there
-        self._read()  # a loader without counts raises here, not in the middle of a training
+        self._read()  # fail now, not mid-training, if the loader has no counts
         targets = to if isinstance(to, list | tuple) else [to]
         self._targets = [send for each in targets for send in self._open(each)]
         self._failed = set[int]()
@@ -150,7 +150,7 @@ class MetricsLogger:
         elif hasattr(to, "add_scalar"):
             yield lambda figures, step: [to.add_scalar(name, value, step) for name, value in figures.items()]
         elif hasattr(to, "define_metric") and hasattr(to, "log"):
-            # With their own steps: the run's other metrics may come at other steps, and its step never goes back.
+            # Log against our own step: W&B's run step may be ahead and cannot go back.
             own_step, is_defined = self._prefix + _STEP, False
 
             def log(figures: Mapping[str, float], step: int) -> None:
@@ -201,7 +201,7 @@ class _Collector:
         self.loader = loader
 
     def describe(self) -> Iterable[Any]:
-        """Return the counters with zeros: a registry asks for their names when it registers them."""
+        """Return the counters with zeros: a registry asks for names at registration."""
         return self._counters(dict.fromkeys((field for _, field, _ in _COUNTERS), 0.0))
 
     def collect(self) -> Iterable[Any]:

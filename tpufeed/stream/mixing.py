@@ -121,7 +121,7 @@ class BatchOps:
 
 
 def _neighbours(values: Any, arrays: Arrays) -> Any:
-    """Return the rows in pairs, swapped: a roll would move rows from device to device."""
+    """Swap the rows of each pair. A roll would move rows between devices."""
     shape = tuple(values.shape)
     return arrays.reshape(arrays.flip(arrays.reshape(values, (shape[0] // 2, 2, *shape[1:])), 1), shape)
 
@@ -148,7 +148,7 @@ _NUMPY = Arrays(
     most=np.max,
     layout="NHWC",
 )
-_ROWS_AT_ONCE = 8  # so that floats stay in the CPU's cache
+_ROWS_AT_ONCE = 8  # small enough that the floats stay in the CPU cache
 
 
 def mix_on_host(mixing: Mixing, columns: dict[str, Array], parameters: Array) -> None:

@@ -18,7 +18,7 @@ ARRAYS = Arrays(
     floor=jnp.floor,
     round=jnp.round,
     exp=jnp.exp,
-    # A TPU takes bfloat16 without it, and weights would lose 16 bits. Levels need no more: they are whole.
+    # Without this a TPU multiplies in bfloat16 and weights lose 16 bits. Pixel levels are integers and need no more.
     einsum=partial(jnp.einsum, precision="high"),
     flip=jnp.flip,
     reshape=jnp.reshape,

@@ -19,7 +19,7 @@ _WHOSE = "the current mesh or sharding", "set the mesh before, or give to_jax(sh
 
 
 class JaxFeed(DeviceFeed, Feed):
-    """Feed of global `jax.Array`s, see `Loader.to_jax`. With a given sharding it cannot be pickled: JAX refuses."""
+    """Feed of global `jax.Array`s, see `Loader.to_jax`. With a given sharding it cannot be pickled: JAX's cannot."""
 
     stream: HostStream  # reads this process's rows
     thread_name = "tpufeed-jax"
@@ -80,8 +80,8 @@ class JaxFeed(DeviceFeed, Feed):
 class JaxIterator(DeviceIterator):
     """An epoch of a `JaxFeed`, and with `repeat` all later ones.
 
-    It has `get_state`, `set_state` and `start_prefetch`, so that loops and checkpoint handlers for Grain's iterators
-    can use it.
+    It has `get_state`, `set_state` and `start_prefetch`, so it works with Grain's training loops and checkpoint
+    handlers.
     """
 
     _feed: JaxFeed
@@ -97,7 +97,7 @@ class JaxIterator(DeviceIterator):
             stream.start_prefetch(on_device=True)
 
     def get_state(self) -> "IteratorState":
-        """Return the loader's `state_dict()`, with the method `decode` that handlers expect of Grain's bytes."""
+        """Return the loader's `state_dict()`, with a `decode` method, because handlers expect bytes."""
         return IteratorState(self._feed.state_dict())
 
     def set_state(self, state: Mapping[str, Any] | bytes | str) -> None:
@@ -147,7 +147,7 @@ class _JaxTransfer(Transfer):
                 size += batch[name].nbytes
                 if sent[name] is batch[name]:
                     sent[name] = self._placement.put(name, batch[name])
-            # Hand out only arrays that are ready: waits inside a step would not count as waits for input.
+            # Wait for the transfer here. Inside the step it would not be counted as input time.
             wait: Any = jax.block_until_ready
             wait(sent)
         return self._form.package(sent), size
