@@ -118,7 +118,7 @@ class AppendRecipe(ShardRecipe):
         base = self.base = destination.find_finished()
         if base is None:
             raise DatasetNotFoundError(
-                f"{destination.url} holds no dataset to append to; make one with: "
+                f"{destination.url} holds no dataset to append to. Make one with: "
                 f"{advised('shard', self.source, destination.url)}"
             )
         self.standing = StandingDataset(base)
