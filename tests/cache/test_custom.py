@@ -15,7 +15,8 @@ from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OpError, OptionError, TaskError
-from tpufeed.images import CenterCrop, Custom, custom
+from tpufeed.images import CenterCrop, Custom
+from tpufeed.images.ops import custom
 from tpufeed.images.decoding import decode
 
 SIDE = 32
