@@ -80,7 +80,7 @@ def test_texts_that_are_ops(text, op):
         ("my.augment:heavy@", "version is a short text"),
         ("my/augment:heavy", "the target is 'module:function'"),
         ("__main__:f", "put it, .*into a module"),
-        ("", "write a name or a call, like"),
+        ("", "Write a name or a call, like"),
     ],
 )
 def test_texts_that_are_none_say_where_and_what_could_stand_there(text, message):

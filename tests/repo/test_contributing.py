@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tpufeed.images import color
+from tpufeed.images.device import DeviceOps
 from tpufeed.images.pipeline import Pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -49,10 +49,13 @@ def test_each_function_on_the_ways_is_in_a_file_of_its_row() -> None:
 
 
 def test_the_op_of_the_first_change_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?) *```", PAGE, re.DOTALL)
-    module: dict[str, Any] = {**vars(color)}
-    exec(dedent(code), module)
-    pipeline = Pipeline([module["Invert"](1.0)], 0)
+    code, test = map(dedent, re.findall(r"```python\n(.*?) *```", PAGE, re.DOTALL))
+    module: dict[str, Any] = {"__name__": "invert"}
+    exec(code, module)
+    exec(test.replace("from tpufeed.images import Invert\n", ""), module)
+    (case,) = module["CASES"]
+    assert DeviceOps([case.op], (2, 2)).width == 1
+    pipeline = Pipeline([case.op], 0)
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     draws = [drawn[0] for drawn in pipeline.draw(0, np.array([0]))]
     np.testing.assert_array_equal(pipeline.run(pixels, draws), 255 - pixels)

@@ -21,15 +21,10 @@ _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
 
 
 class Change(NamedTuple):
-    """A change of colours by a factor, or another amount.
-
-    Attributes:
-        on_host: takes an image, the amount and `out`.
-        on_device: takes `x`, the amounts (batch, 1, 1, 1) and the framework's functions.
-    """
+    """A change of colours by a factor, or another amount."""
 
     on_host: Callable[[Pixels, float, Pixels | None], Pixels]
-    on_device: Callable[[Any, Any, Arrays], Any]
+    on_device: Callable[[Any, Any, Arrays], Any]  # of `x` by amounts (batch, 1, 1, 1)
 
 
 def look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:

@@ -4,7 +4,7 @@ The host sends a few numbers per image beside the uint8 batch. Shapes are static
 batch. Nothing gathers pixels, which is slow on a TPU: a window with its resizing is two matrix products.
 
 In all formulas `x` is float32 (batch, height, width, 3) and holds whole levels from 0 to 255, as the host stores them
-between ops; `p` is float32 (batch, numbers of the op). An op has its own formulas in its file, and those of several ops
+between ops. `p` is float32 (batch, numbers of the op). An op has its own formulas in its file, and those of several ops
 are here.
 """
 
@@ -96,7 +96,7 @@ class DeviceOps:
         width: float32 numbers per image.
 
     Raises:
-        OptionError: an op cannot run on the device; the message names it.
+        OptionError: an op cannot run on the device. The message names it.
     """
 
     def __init__(self, ops: Sequence[Op], size: Size) -> None:

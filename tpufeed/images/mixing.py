@@ -17,10 +17,10 @@ Alpha: TypeAlias = Annotated[float, above(0, 100)]
 
 
 class MixingOp(SameSizeOp):
-    """Base of ops that mix each image of a batch with its neighbour; they come last among the device ops of a loader.
+    """Base of ops that mix each image of a batch with its neighbour. They come last among the device ops of a loader.
 
     Attributes:
-        width: float32 numbers per image. The first is the share that the image keeps; labels are mixed by it.
+        width: float32 numbers per image. The first is the share that the image keeps, by which labels are mixed.
         blends: True if a pixel is made of both images: then masks cannot be mixed, as two classes would make a third.
     """
 
@@ -34,14 +34,7 @@ class MixingOp(SameSizeOp):
 
     @abstractmethod
     def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
-        """Return images or masks mixed with their neighbours.
-
-        Args:
-            x: images as floats (batch, height, width, 3), or masks (batch, height, width) if the op does not blend.
-            others: the neighbours of `x`, of the same shape.
-            p: from `numbers`, float32.
-            arrays: functions of their framework.
-        """
+        """Return `x` mixed with its neighbours `others` by `numbers`: images, or masks if the op does not blend."""
 
 
 def beta_of(draws: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:

@@ -33,7 +33,7 @@ class CutMix(MixingOp):
     blends: ClassVar[bool] = False
 
     def numbers(self, size: Size, draws: BatchDraws) -> npt.NDArray[np.float64]:
-        """Return the share, and (top, left, bottom, right) of the box in whole pixels; zeros: none is pasted."""
+        """Return the share, and (top, left, bottom, right) of the box in whole pixels. Zeros: none is pasted."""
         sides = np.array(size)
         reach = np.floor(0.5 * np.sqrt(1 - beta_of(draws[:, 1], self.alpha))[:, None] * sides)
         centre = np.floor(draws[:, 2:] * sides)

@@ -38,7 +38,7 @@ class GaussianBlur(RandomlyApplied):
     def on_device(self, size: Size) -> Step:
         """Multiply the mirrored image by the kernel, as weights of rows and columns.
 
-        Numbers: 1 / (2 sigma^2), the kernel's reach in pixels, and 1 / its sum; of an image that is skipped 0, 0, 1.
+        Numbers: 1 / (2 sigma^2), the kernel's reach in pixels, and 1 / its sum. Those of a skipped image are 0, 0, 1.
         """
         low, high = self.sigma
         most = int(_reach(np.array(self.sigma)).max())

@@ -125,17 +125,13 @@ def _shift_px(side_px: int, signed: int) -> int:
     return pixels if signed > 0 else -pixels
 
 
-def _factor(signed: int) -> float:
-    return 1 + 0.9 * signed / 30
-
-
 def _bits_off(magnitude: int) -> int:
     return round(abs(magnitude) / 7.5)
 
 
 def _by_factor(change: Change) -> _Transform:
     return _Transform(
-        lambda image, signed, out: change.on_host(image, _factor(signed), out),
+        lambda image, signed, out: change.on_host(image, 1 + 0.9 * signed / 30, out),
         lambda x, factor, _magnitude, arrays: change.on_device(x, factor, arrays),
     )
 
