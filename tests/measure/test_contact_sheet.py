@@ -179,7 +179,7 @@ def test_the_label_is_drawn_under_its_image_whatever_it_is(text, dataset_url, fl
     """And only there: another label changes no pixel elsewhere."""
     dataset, options = open_dataset(dataset_url), {"count": 1, "size_px": SIZE}
     plain = make_contact_sheet(dataset, "train", **options)
-    monkeypatch.setattr(contact_sheet, "read_labels", lambda *_: [text] if text else [])
+    monkeypatch.setattr(contact_sheet, "_labels_of", lambda *_: [text] if text else [])
     box = ImageChops.difference(plain.image, make_contact_sheet(dataset, "train", **options).image).getbbox()
     left, top = plain.corners[0]
     assert box is not None

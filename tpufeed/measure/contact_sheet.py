@@ -9,7 +9,7 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.measure.files import check_output, write_file
-from tpufeed.measure.sampling import Place, default_split, draw_evenly, iter_payloads, read_labels
+from tpufeed.measure.sampling import Place, default_split, draw_evenly, iter_payloads
 from tpufeed.options import between, checked
 from tpufeed.text import format_count
 from tpufeed.tfrecord.example import Feature, decode_arrays
@@ -167,14 +167,13 @@ def _read_tile(
 
     `shown` counts the labels of the boxes that are drawn.
     """
-    name, manifest = "", dataset.manifest
+    label, name, manifest = "", "", dataset.manifest
     (payload,) = iter_payloads(reader, [place])
     if isinstance(payload, RecordError):
         return "", "", str(payload)
-    labels = read_labels(dataset, payload)
-    label = ", ".join(dict.fromkeys(_name_of(dataset, label) for label in labels))
     try:
         features = decode_arrays(payload)
+        label = ", ".join(dict.fromkeys(_name_of(dataset, each) for each in _labels_of(dataset, features)))
         key = next((spec.key for spec in manifest.features if spec.name == FILENAME), None)
         feature = None if key is None else features.get(key)
         if feature is not None and len(feature.values) and isinstance(feature.values[0], memoryview):
@@ -193,6 +192,17 @@ def _read_tile(
     except (ImageError, RecordError) as error:
         return label, name, f"{reader.place(*place)}: {error}"
     return label, name, image
+
+
+def _labels_of(dataset: Dataset, features: Mapping[str, Feature]) -> Iterator[int | str]:
+    """Yield the labels of a record, as a view numbers them."""
+    for spec in dataset.manifest.features:
+        if spec.name == LABEL and spec.key in features:
+            for value in features[spec.key].values:
+                if isinstance(value, memoryview | bytes):
+                    yield str(value, "utf-8", "replace")
+                else:
+                    yield dataset.label_of(int(value))
 
 
 def _draw_over(

@@ -7,13 +7,11 @@ from contextlib import suppress
 
 import numpy as np
 
-from tpufeed.dataset.order import Ints, places_of
+from tpufeed.dataset.order import places_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
-from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import RecordError, advised
 from tpufeed.text import format_count
-from tpufeed.tfrecord.example import decode_example
 
 _MOST_TAKEN, _TAKEN_AT_ONCE = 512, 16
 
@@ -31,29 +29,9 @@ def draw_evenly(dataset: Dataset, split: str, count: int, seed: int) -> list[Pla
     total, draw = dataset.split(split).records, random.Random(seed)
     count = min(count, total)
     drawn = [draw.randrange(total * part // count, total * (part + 1) // count) for part in range(count)]
-    return _find_places(dataset, split, np.array(drawn, np.int64))
-
-
-def _find_places(dataset: Dataset, split: str, numbers: Ints) -> list[Place]:
-    """Return the places of samples with these numbers in the order of a dataset or view."""
-    chosen = dataset.chosen(split)
-    samples = numbers if chosen is None else chosen.samples(numbers)
+    numbers, chosen = np.array(drawn, np.int64), dataset.chosen(split)
     first = np.cumsum([0, *(shard.records for shard in dataset.split(split).variants[0].shards)])
-    return places_of(samples, first)
-
-
-def read_labels(dataset: Dataset, payload: memoryview) -> list[int | str]:
-    """Return the labels of a record, as a view numbers them: one, several, or none."""
-    try:
-        features = decode_example(payload)
-    except RecordError:
-        return []
-    keys = [spec.key for spec in dataset.manifest.features if spec.name == LABEL]
-    values = [value for key in keys if key in features for value in features[key].values]
-    return [
-        str(value, "utf-8", "replace") if isinstance(value, memoryview | bytes) else dataset.label_of(int(value))
-        for value in values
-    ]
+    return places_of(numbers if chosen is None else chosen.samples(numbers), first)
 
 
 def iter_payloads(reader: Reader, places: list[Place]) -> Iterator[memoryview | RecordError]:
