@@ -24,7 +24,7 @@ def house(tmp_path, budgets=BUDGETS):
     (tmp_path / "tpufeed/__init__.py").touch()
     lines = ", ".join(f"{room} = {most}" for room, most in budgets["lines"].items())
     rest = "\n".join(f"{name} = {most}" for name, most in budgets.items() if name != "lines")
-    linter = '[[tool.importlinter.contracts]]\ntype = "layers"\nlayers = ["top", "low"]\n'
+    linter = '[[tool.importlinter.contracts]]\ntype = "layers"\ncontainers = ["tpufeed"]\nlayers = ["top", "low"]\n'
     (tmp_path / "pyproject.toml").write_text(f"{linter}\n[tool.house]\n{rest}\nlines = {{ {lines} }}\n")
     command = [sys.executable, ROOT / "scripts/house", "--root", tmp_path]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
