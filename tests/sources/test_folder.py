@@ -388,7 +388,7 @@ def test_the_advice_on_one_folder_in_a_zip_leads_to_its_classes(small_jpegs, tmp
 def test_only_a_dataset_is_said_to_be_one(small_jpegs, tmp_path):
     (tmp_path / "app").mkdir()
     (tmp_path / "app/manifest.json").write_text('{"name": "My app", "icons": []}')
-    with pytest.raises(NoInputsError, match="expected names that end in") as caught:
+    with pytest.raises(NoInputsError, match="Expected names that end in") as caught:
         tpufeed.shard(tmp_path / "app", tmp_path / "d", workers=1)
     assert "cache warmup" not in str(caught.value)
     (tmp_path / "photos").mkdir()

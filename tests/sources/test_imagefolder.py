@@ -130,7 +130,7 @@ def test_class_folders_are_no_labels(folder, tmp_path):
     rows = [{"file_name": "cat/0.png", "text": "a"}, {"file_name": "cow/1.png", "text": "b"}]
     result = shard(folder(rows, images=["cat/0.png", "cow/1.png"]), tmp_path / "d")
     assert result.manifest.class_names == ()
-    assert any("folders are no classes" in warning for warning in result.warnings)
+    assert any("Folders are no classes" in warning for warning in result.warnings)
     assert any("--label" in warning for warning in result.warnings)
 
 

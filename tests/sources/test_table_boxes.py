@@ -180,7 +180,7 @@ def test_labels_without_a_box_are_said(table, tmp_path):
     ("row", "reason", "words"),
     [
         ("a.png,1,2,wide,4", "bad_box", ["row 1 of", "'wide'", SIDES.replace(",", ", ")]),
-        ("a.png,1,2,,4", "bad_box", ["row 1 of", "None", "expected the four numbers"]),
+        ("a.png,1,2,,4", "bad_box", ["row 1 of", "None", "Expected the four numbers"]),
         ("a.png,5,2,3,4", "bad_box", ["upside down"]),
         ("x.png,1,2,3,4", "unreadable", ["no such file", "row 1 of"]),
         (",1,2,3,4", "unreadable", ["row 1 of", "'filename'"]),
@@ -383,11 +383,11 @@ def test_a_flag_that_is_1_or_blank_belongs_to_its_box(named, table, tmp_path):
 
 SIDED = {"class": "cat", "xmin": 8, "ymin": 12, "xmax": 32, "ymax": 24}
 PLAIN = [
-    ("table", {"objects": {"bbox": [[8, 12, 24, 12]]}}, "--boxes objects.bbox --box-format xywh;", "float32[,4]"),
-    ("table", SIDED, f"--group-by image --boxes {SIDES};", "int64"),
-    ("table", {"box": [8, 12, 32, 24]}, "--boxes box;", "int64[4]"),
-    ("parquet", {"objects": {"bbox": [[8.5, 12, 24, 12]]}}, "--boxes objects.bbox --box-format xywh;", "float32[,4]"),
-    ("tar", SIDED, "into one list;", "int64"),
+    ("table", {"objects": {"bbox": [[8, 12, 24, 12]]}}, "--boxes objects.bbox --box-format xywh.", "float32[,4]"),
+    ("table", SIDED, f"--group-by image --boxes {SIDES}.", "int64"),
+    ("table", {"box": [8, 12, 32, 24]}, "--boxes box.", "int64[4]"),
+    ("parquet", {"objects": {"bbox": [[8.5, 12, 24, 12]]}}, "--boxes objects.bbox --box-format xywh.", "float32[,4]"),
+    ("tar", SIDED, "into one list.", "int64"),
 ]
 
 

@@ -229,7 +229,7 @@ def test_names_that_loaders_own_are_no_keys(name, make_tar, sample, take):
     [
         ({"json": b'{"kind":"dog","y":1}'}, "--label KEY, one of kind, y"),
         ({"txt": b"a dog"}, "--label KEY, one of txt"),
-        ({}, "unpack"),
+        ({}, "Unpack it"),
     ],
 )
 def test_tars_without_labels_are_warned_of(others, way, make_tar, sample, take, tmp_path):
