@@ -27,6 +27,7 @@ from tpufeed.sources.paths import identity_of, name_of_row, resolve, whole
 from tpufeed.sources.source import (
     BOXES,
     KEYPOINTS,
+    SPLITS,
     Contents,
     Folder,
     Found,
@@ -323,6 +324,7 @@ class CocoSource(Source):
 
     what, suffixes, has_outlines = "COCO's JSON", (".json",), True
     labels_from, splits_from = "the categories of its boxes", "a file for each"
+    marks = ("annotations/", SPLITS)
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

@@ -27,7 +27,7 @@ from tpufeed.sources.labels import are_renamed
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import ARROW, PARQUET, is_hidden, name_of_row
 from tpufeed.sources.row_groups import chunk_of, iter_leaf, open_parquet, parquet_errors
-from tpufeed.sources.source import Contents, Folder, Found, Place, Source, listing
+from tpufeed.sources.source import IMAGELESS, Contents, Folder, Found, Place, Source, listing
 from tpufeed.sources.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -170,7 +170,7 @@ class ColumnarSource(Source):
     """The rows of Parquet and Arrow files that hold images."""
 
     what = "files with the images in a column"
-    suffixes = (ARROW, PARQUET)
+    suffixes, marks = (ARROW, PARQUET), (IMAGELESS,)
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

@@ -1,7 +1,6 @@
 """Read a folder of images: one folder per class, maybe inside one per split, or one folder without classes."""
 
 import posixpath
-import re
 import shlex
 import sqlite3
 from collections import defaultdict
@@ -19,7 +18,7 @@ from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceErro
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import IMAGE_SUFFIXES, is_hidden, is_image_name, stem_of
-from tpufeed.sources.source import Folder, Found, Place, Source, listing
+from tpufeed.sources.source import SPLIT_NAME, Folder, Found, Place, Source, listing
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store, url_scheme
 from tpufeed.text import format_names
@@ -29,10 +28,6 @@ _TEXT = ".txt"
 _OF_ANNOTATIONS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".xml", _TEXT)
 _MOST_NESTED = 1000
 PARENT = "parent"  # as the label: the folder right around an image
-# train, Training_Set, trainset, test_images, val2017
-SPLIT_NAME = re.compile(
-    rf"({'|'.join(SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
-)
 
 
 class FolderSource(Source):
@@ -40,12 +35,6 @@ class FolderSource(Source):
 
     what, labels_are_names = "folder of images", True
     splits_from = "the first folders"
-
-    @classmethod
-    def claim(cls, folder: Folder) -> Place | None:
-        """Return the place of any folder."""
-        why = "it has no metadata, and no annotations in the layout of COCO, YOLO or Pascal VOC"
-        return Place(folder.store, (), folder, why=why)
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         store, label, self._folder = place.store, options.label, place.folder or Folder(place.store)

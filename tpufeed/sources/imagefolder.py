@@ -13,12 +13,12 @@ from tpufeed.builds.item import Item
 from tpufeed.dataset.naming import count_ending
 from tpufeed.errors import OptionError
 from tpufeed.sources.boxes import declare
-from tpufeed.sources.folder import SPLIT_NAME, has_split_folders
+from tpufeed.sources.folder import has_split_folders
 from tpufeed.sources.grouped import Rows, open_groups
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import is_image_name
-from tpufeed.sources.source import Contents, Folder, Found, Place, listing
+from tpufeed.sources.source import SPLIT_NAME, SPLITS, Contents, Folder, Found, Place, listing
 from tpufeed.sources.table import ROWS_AT_ONCE, Change, Record, Row, TableColumns, TableSource, iter_head
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.text import format_names
@@ -32,7 +32,7 @@ _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "c
 class ImageFolderSource(TableSource):
     """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
 
-    what, groups = "folder of images with metadata", False
+    what, groups, marks = "folder of images with metadata", False, (*_NAMES, SPLITS)
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

@@ -25,8 +25,8 @@ from tpufeed.sources.yolo import YoloSource
 from tpufeed.storage.local import is_folder, mode_of
 from tpufeed.storage.store import ObjectInfo, Store, file_path, open_store, url_scheme
 
-# The first kind that claims a folder has it, and the first with a file's suffix reads the file. A .parquet without
-# images is a table.
+# The first kind with one of its marks that claims a folder has it. The first with a file's suffix reads the file. A
+# .parquet without images is a table.
 _KINDS: tuple[type[Source], ...] = (
     YoloSource,
     VocSource,
@@ -35,7 +35,6 @@ _KINDS: tuple[type[Source], ...] = (
     TableSource,
     ImageFolderSource,
     CocoSource,
-    FolderSource,
 )
 _SUFFIXES = tuple(suffix for kind in _KINDS for suffix in kind.suffixes)
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz|(csv|tsv|jsonl|ndjson)\.(gz|bz2|xz|zst)|zip)$", re.IGNORECASE)
@@ -98,8 +97,12 @@ def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
         # Masks are for folders of images without metadata, and folders as splits for those without annotations.
         other = {CocoSource, ImageFolderSource} if options.masks is not None else set[type[Source]]()
         other |= {CocoSource} if options.split_by == "folder" else set()
-        folder, kinds = Folder(store), (kind for kind in _KINDS if kind not in other)
-        return next((kind, place) for kind in kinds if (place := kind.claim(folder)))
+        folder = Folder(store)
+        for kind in _KINDS:
+            if kind not in other and any(map(folder.has, kind.marks)) and (place := kind.claim(folder)):
+                return kind, place
+    why = "it has no metadata, and no annotations in the layout of COCO, YOLO or Pascal VOC"
+    return FolderSource, Place(store, (), folder, why=why)
 
 
 def named_files(url: str) -> tuple[Store, str] | None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from tpufeed.builds.item import Item, Labels
-from tpufeed.dataset.naming import read_classes
+from tpufeed.dataset.naming import SPLIT_OF_WORD, read_classes
 from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, StoreError, UnavailableError
 from tpufeed.sources.boxes import FlipPairs, declare
 from tpufeed.sources.columns import Declared
@@ -24,6 +25,11 @@ _MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together
 _SAID = 40  # characters of a value in a message
+IMAGELESS, SPLITS = "no image", "a folder of a split"  # marks of folders
+# train, Training_Set, trainset, test_images, val2017
+SPLIT_NAME = re.compile(
+    rf"({'|'.join(SPLIT_OF_WORD)})(?:_?(?:sets?|data|dataset|images?|imgs?|split|[0-9]{{4}}))?", re.IGNORECASE
+)
 _MOST_LOOKED_AT = 10_000  # files of a folder, before it is taken for one with images
 
 
@@ -109,6 +115,17 @@ class Folder:
             self._first.append(info)
         return []
 
+    @cached_property
+    def marks(self) -> set[str]:
+        """What kinds look for: `IMAGELESS`, `SPLITS`, and the names of its folders, in small letters with a slash."""
+        has_splits = any(map(SPLIT_NAME.fullmatch, self.folders))
+        found = {IMAGELESS: self.imageless, SPLITS: has_splits, **{f"{name.lower()}/": True for name in self.folders}}
+        return {mark for mark, is_there in found.items() if is_there}
+
+    def has(self, mark: str) -> bool:
+        """Return true for one of its `marks`, and for the name of a file right below."""
+        return mark in self.marks or ("." in mark and self.store.stat(mark) is not None)
+
     def iter_objects(self) -> Iterator[ObjectInfo]:
         """Yield all files below. The first reading continues the listing that kinds have looked at."""
         first, objects = self._first, self._objects
@@ -138,6 +155,7 @@ class Source(Protocol):
 
     what: ClassVar[str]  # the kind, for people
     suffixes: ClassVar[tuple[str, ...]] = ()  # of files that may be of this kind
+    marks: ClassVar[tuple[str, ...]] = ()  # a folder that may be of this kind has one of these, see `Folder.marks`
     has_outlines: ClassVar[bool] = False  # items may have the outlines of their objects
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
     spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
@@ -163,7 +181,7 @@ class Source(Protocol):
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:  # noqa: ARG003  # most kinds of files claim none
-        """Return the place in a folder of this kind, or None if it is of another kind.
+        """Return the place in a folder with one of the `marks`, or None if it is of another kind.
 
         Raises:
             OptionError: the folder is ambiguous.

@@ -18,7 +18,7 @@ from tpufeed.dataset.tfrecord_files import MAGIC_BYTES, unpack_elsewhere
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import HIDDEN_FOLDERS, IMAGE_SUFFIXES
-from tpufeed.sources.source import Folder, Found, Place, Source, listing
+from tpufeed.sources.source import IMAGELESS, Folder, Found, Place, Source, listing
 from tpufeed.sources.table import check_others, to_label
 from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo
@@ -41,7 +41,7 @@ class TarSource(Source):
     the json. If a file and a key have the same name, their values must agree.
     """
 
-    what, suffixes = "WebDataset tars", (".tar",)
+    what, suffixes, marks = "WebDataset tars", (".tar",), (IMAGELESS,)
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

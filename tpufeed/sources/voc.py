@@ -18,6 +18,7 @@ from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import is_hidden, is_image_name, parent_of, stem_of
 from tpufeed.sources.source import (
     BOXES,
+    SPLITS,
     Contents,
     Folder,
     Found,
@@ -99,7 +100,7 @@ class VocSource(Source):
     """The images of .xml files with their boxes."""
 
     what, suffixes, labels_are_names = "Pascal VOC's XML", (_SUFFIX,), True
-    labels_from = "the names of its objects"
+    labels_from, marks = "the names of its objects", ("annotations/", SPLITS)
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

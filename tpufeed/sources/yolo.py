@@ -103,6 +103,7 @@ class YoloSource(Source):
     """The images of a data.yaml with their boxes. An image without a label file is a sample without boxes."""
 
     what, suffixes, has_outlines = "YOLO's data.yaml", (".yaml", ".yml"), True
+    marks = (_NAME,)
     labels_from, splits_from = "the names of its boxes' classes", "the keys of the file"
 
     @classmethod
