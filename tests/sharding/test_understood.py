@@ -106,7 +106,7 @@ def test_a_column_with_the_names_of_splits(name, words, table, tmp_path):
 def test_one_box_for_each_row(table, tmp_path):
     source = table([{"path": f"{n}.png", "label": "a", "bbox": [n, 1, 3, 4]} for n in range(3)])
     (said,) = preview_shard(source, tmp_path / "d").listed.warnings
-    assert "pass --group-by path --boxes bbox --box-format xywh;" in said
+    assert "pass --group-by path --boxes bbox --box-format xywh. If" in said
     options = {"group_by": "path", "boxes": "bbox", "box_format": "xywh", "label": "none"}
     tpufeed.shard(source, tmp_path / "d", workers=1, **options)
     assert samples_of(tmp_path / "d")["2.png"]["bbox"] == [2, 1, 5, 5]

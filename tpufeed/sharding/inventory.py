@@ -75,6 +75,7 @@ class Inventory:
         totals: for each split: number of inputs, bytes of all their files, and bytes of their paths and columns.
         count: number of inputs.
         digest: identity of all inputs together, whatever their order.
+        skipped: number of inputs that the growing dataset has already.
         growth: what a growing dataset has of them already. None for a new dataset.
         rejects: inputs that are rejected without being read, counted by reason.
         first_rejects: the first few of `rejects`.
@@ -92,7 +93,7 @@ class Inventory:
             SourceError, NoInputsError, OptionError: the source cannot be understood.
             UnavailableError, AccessError: its store does not answer, refuses, or returns other bytes each time.
         """
-        self.base, self.options, self.standing = source.base, options, standing
+        self.base, self.options, self.standing, self.skipped = source.base, options, standing, 0
         # No journal and no commit: the file is useless after a crash. The cache also bounds the memory of sorting.
         self.database = sqlite3.connect(folder / "inventory.sqlite")
         self.database.executescript(
@@ -137,7 +138,9 @@ class Inventory:
                 if values is not None or wrong is not None:
                     learnt = msgspec.structs.replace(item, values=values, problem=item.problem or wrong)
                 learnt = _with_size(learnt) if has_boxes else learnt
-                first_box = first_box or _format_box(learnt, contents.boxes)
+                if not first_box and contents.boxes is not None and learnt.problem is None:
+                    boxes = (learnt.values or {}).get(contents.boxes)
+                    first_box = f"{boxes[0]} in {learnt.path}" if boxes else ""
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
                 lines.append(to_line(learnt, options.seed, shares, base))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
@@ -149,7 +152,8 @@ class Inventory:
         taken = labels
         if self.growth is not None:
             self.growth.skip_known()
-            if self.growth.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
+            self.skipped = self.growth.skipped
+            if self.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
                 # What only skipped rows have would become classes and lengths without a sample.
                 taken = self._count_left(types, list_lengths)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
@@ -167,54 +171,43 @@ class Inventory:
             listed = self.listed_classes
             self.growth.find_corrected(partial(self.identify, classes=listed), listed.names, self.features)
             self.growth.skip_rejected(self.identify, self.classes.names, options.to_dict())
-        self._sum_up()
         listed_twice = self._look_at_each(source.spells_files)
         said = tuple(self._iter_repeats(contents.boxes, source)) if source.spells_files and listed_twice else ()
         said = said or tuple(self._iter_plain_boxes(source))
-        self.listed = Listed(
-            kind=source.what,
-            why=source.why,
-            labels=self._format_labels(source, contents.class_names is not None) if self.labelled else "",
-            classes=self._count_classes(labels),
-            class_count=len(self.listed_classes.names),
-            splits=self._format_splits(source),
-            columns=further_columns(self.features),
-            boxes=contents.boxes or "",
-            box_format=contents.box_format or FORMATS[0],
+        self.listed = msgspec.structs.replace(
+            self._understand(source, contents, labels),
             first_box=first_box,
-            images_from=mask_secrets(url_identity(source.images_from)),
             ignored_files=dict(found.ignored_files),
             listed_twice=listed_twice,
             warnings=(*warnings, *said),
         )
 
-    @property
-    def skipped(self) -> int:
-        """Number of inputs that the growing dataset has already."""
-        return 0 if self.growth is None else self.growth.skipped
-
-    def _format_labels(self, source: Source, is_fixed: bool) -> str:
-        """Return where labels come from, and what their ids are."""
-        names = self.classes.names
-        ids = ", in the order of --classes" if self.options.classes is not None else ""
-        if not is_fixed and not source.labels_are_names and names == tuple(map(str, range(len(names)))):
+    def _understand(self, source: Source, contents: Contents, labels: Counter[Label]) -> Listed:
+        """Return what the source is taken for. `labels` has the number of samples of each label."""
+        options, names, listed = self.options, self.classes.names, self.listed_classes
+        ids = ", in the order of --classes" if options.classes is not None else ""
+        is_fixed = contents.class_names is not None or source.labels_are_names
+        if not is_fixed and names == tuple(map(str, range(len(names)))):
             ids = ", whose whole numbers are class ids"
-        return source.labels_from + ids + (", several for a sample" if self.several_labels else "")
-
-    def _format_splits(self, source: Source) -> str:
-        options = self.options
-        if source.splits:
-            return source.splits_from
-        if options.split_shares is None:
-            return "not in the source: all samples are train"
-        return "shares, by a hash of each image's path"
-
-    def _count_classes(self, labels: Counter[Label]) -> dict[str, int]:
-        """Return the first classes that occur, with the number of their samples."""
+        several = ", several for a sample" if self.several_labels else ""
         counts = Counter[int]()
-        for label, number in self.listed_classes.ids.items():
+        for label, number in listed.ids.items():
             counts[number] += labels[label]
-        return {self.listed_classes.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]}
+        dealt = "not in the source: all samples are train"
+        if options.split_shares is not None:
+            dealt = "shares, by a hash of each image's path"
+        return Listed(
+            kind=source.what,
+            why=source.why,
+            labels=source.labels_from + ids + several if self.labelled else "",
+            classes={listed.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]},
+            class_count=len(listed.names),
+            splits=source.splits_from if source.splits else dealt,
+            columns=further_columns(self.features),
+            boxes=contents.boxes or "",
+            box_format=contents.box_format or FORMATS[0],
+            images_from=mask_secrets(url_identity(source.images_from)),
+        )
 
     def _count_left(self, types: ColumnTypes, list_lengths: set[int]) -> Counter[Label]:
         """Return the labels of the rows that are left, and let them alone decide the types of columns."""
@@ -229,10 +222,14 @@ class Inventory:
         return labels
 
     def _look_at_each(self, by_file: bool) -> int:
-        """Find rejects and the digest in one pass in the order of the paths. Return how many inputs are listed twice.
+        """Find totals, rejects and the digest, the latter in the order of paths. Return how many are listed twice.
 
         That is the number of rows that name a file which another row names as well, in any spelling.
         """
+        sums = self.query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
+        self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
+        self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
+        self.count = sum(count for count, _, _ in self.totals.values())
         self.rejects, self.first_rejects, listed_twice = Counter[str](), list[Reject](), 0
         digest, last = hashlib.blake2b(digest_size=16), None
         for (line,) in self.query(f"SELECT item FROM inputs ORDER BY {self.ORDER}"):
@@ -291,12 +288,6 @@ class Inventory:
                     "separate sample, and they contradict each other. To get samples with several labels, pass "
                     f"{way}"
                 )
-
-    def _sum_up(self) -> None:
-        sums = self.query("SELECT split, COUNT(*), SUM(size), SUM(extra) FROM inputs GROUP BY split")
-        self.totals: dict[str, tuple[int, int, int]] = dict.fromkeys(self.splits, (0, 0, 0))
-        self.totals |= {name: (count, size, extra) for name, count, size, extra in sums}
-        (self.count,) = self.query("SELECT COUNT(*) FROM inputs").fetchone()
 
     def _find_features(
         self,
@@ -469,12 +460,6 @@ def _with_size(item: Item) -> Item:
     pixels, wrong = read_size(values[height], values[width])
     problem = item.problem or (("bad_box", f"the columns {width!r} and {height!r} have {wrong}") if wrong else None)
     return msgspec.structs.replace(item, pixels=item.pixels or pixels, problem=problem)
-
-
-def _format_box(item: Item, boxes: str | None) -> str:
-    """Return the first box of an item with its path, or an empty text if it has no box or is a reject."""
-    found = None if boxes is None or item.problem is not None or item.values is None else item.values.get(boxes)
-    return f"{found[0]} in {item.path}" if found else ""
 
 
 def split_label(separator: str, of_boxes: bool, item: Item) -> Item:
