@@ -178,7 +178,7 @@ def read_plan(store: Store) -> Plan:
     """Return the plan at a destination. If it looks damaged it is read again, as that may have happened on the way.
 
     Raises:
-        ObjectNotFoundError: there is none.
+        ObjectNotFoundError: there is no plan.
         ManifestError: it cannot be understood.
     """
     where, reads = f"{store.url}/{PLAN}", 0
@@ -249,7 +249,7 @@ def read_run_id(store: Store, expected: str = "") -> str:
     It is read again unless it is the `expected` one: it may have been damaged on the way.
 
     Raises:
-        ObjectNotFoundError: there is none.
+        ObjectNotFoundError: there is no plan.
         ManifestError: the line cannot be understood.
     """
 

@@ -178,7 +178,7 @@ class Preview:
         classes: number of classes.
         source_bytes: size of all input images.
         listed: what the source is taken for.
-        sizes: sizes of the images that were tried. None if there are none.
+        sizes: sizes of the images that were tried, if any were.
         odd: odd cases of these, counted.
         free_bytes: free space at the destination. None if unknown.
         seconds: estimated time of the build.

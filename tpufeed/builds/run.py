@@ -83,7 +83,7 @@ class BuildProgress:
     earlier_images: int = 0
 
     def figures(self, seconds: float) -> Figures:
-        """Return what a progress bar says after so many seconds."""
+        """Return what a progress bar shows after this many seconds."""
         done = self.images + self.rejects
         rate = (self.images - self.earlier_images) / seconds
         parts = [
