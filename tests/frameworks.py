@@ -73,16 +73,14 @@ def lazy(name: str) -> Any:
 
 
 def load(module: str) -> ModuleType:
-    """Import a framework without the garbage collector."""
+    """Import a framework, without what tests/lean leaves out."""
     if module in sys.modules:
         return sys.modules[module]
     before = "TPU_SKIP_MDS_QUERY" in os.environ
-    gc.disable()
     try:
         return importlib.import_module(module)
     finally:
         _unfrozen.add(module)
-        gc.enable()
         if not before:  # JAX sets it, and torch_xla stumbles over it in processes that other tests start
             os.environ.pop("TPU_SKIP_MDS_QUERY", None)
         settle()

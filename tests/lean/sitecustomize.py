@@ -1,25 +1,87 @@
 """Python runs this as it starts: the folder is on the PYTHONPATH of what tests start.
 
-Keras and TensorFlow import these if they find them. No test needs that, and where nothing but tpufeed's extras for them
-is installed they find none. It is almost half of the processor time of their import.
+It saves two thirds of the processor time that frameworks take to be imported, for what no test needs: packages that
+none of tpufeed's extras brings, torch.compile, and the garbage collector.
 """
 
+import gc
 import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
-# And who asks. Keras imports JAX from other modules when it runs on it.
+# Keras, TensorFlow, torchmetrics and Albumentations import these if they find them; and who asks: Keras imports JAX
+# from other modules when it runs on it.
 UNUSED = dict.fromkeys(("sklearn", "pandas", "matplotlib", "IPython"), "keras.")
-UNUSED["jax"] = ("tensorflow.lite.", "keras.src.callbacks.")
+UNUSED |= {"jax": ("tensorflow.lite.", "keras.src.callbacks."), "scipy": "lightning_utilities."}
+UNUSED |= {"torch": "albumentations.pytorch."}
+# Of torch.compile. torch imports it for the first optimizer, and torch_xla at once.
+COMPILER = "torch._dynamo", "torch._inductor", "torch_xla.stablehlo", "torch_xla.experimental.gru"
+WITHIN = tuple(f"{name}." for name in COMPILER)
+LARGE = ("tensorflow", "keras", "torch", "torch_xla", "lightning", "transformers", "jax", "grain", "ray", "apache_beam")
 
 
-class Without:
+class Nothing(type):
+    """Of classes that have any name, are false, and give back what they are called with: decorators without effect."""
+
+    def __call__(cls, given=None, *_, **__):
+        return cls if given is None else given
+
+    def __bool__(cls):
+        return False
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing(name, (), {})
+
+
+class Stub(ModuleType):
+    __path__ = ()
+
+    def __getattr__(self, name):
+        return getattr(Nothing("stub", (), {}), name)
+
+
+class Lean:
+    """Finds modules, and loads those of a compiler."""
+
     @staticmethod
-    def find_spec(name, *_):
+    def find_spec(name, path=None, _=None):
         if name in UNUSED:
             frame = sys._getframe(1)
             while frame and "importlib" in frame.f_code.co_filename:
                 frame = frame.f_back
             if frame and frame.f_globals.get("__name__", "").startswith(UNUSED[name]):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name in COMPILER or name.startswith(WITHIN):
+            return ModuleSpec(name, Lean, is_package=True)
+        if name in LARGE and (spec := PathFinder.find_spec(name, path)) and spec.loader:
+            spec.loader.exec_module = quietly(spec.loader.exec_module)
+            return spec
+        return None
+
+    @staticmethod
+    def create_module(spec):
+        return Stub(spec.name)
+
+    @staticmethod
+    def exec_module(module):
+        pass
 
 
-sys.meta_path.insert(0, Without)
+def quietly(execute):
+    def run(module):
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            execute(module)
+        finally:
+            if collects:
+                if __name__ == "sitecustomize":  # pytest has garbage of tests, which would stay
+                    gc.freeze()
+                gc.enable()
+
+    return run
+
+
+sys.meta_path.insert(0, Lean)
