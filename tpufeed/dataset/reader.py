@@ -438,8 +438,8 @@ class ClassIds:
 
     Attributes:
         declared: number of classes that the dataset declares. 0 if it has labels without names, which may be any.
-        ids: the loader's id for each of them, int64; None if they are equal.
-        names: names of the loader's classes; None if they are those of the dataset.
+        ids: the loader's id for each of them, int64, or None if they are equal.
+        names: names of the loader's classes, or None if they are those of the dataset.
         is_mixture: True if the dataset is one of several.
     """
 
@@ -467,7 +467,7 @@ class ClassIds:
 
 
 def own_ids(dataset: Dataset) -> ClassIds:
-    """Return the ids of a dataset that is read alone; those of a view may not be the dataset's."""
+    """Return the ids of a dataset that is read alone. Those of a view may not be the dataset's."""
     declared = len(dataset.manifest.class_names)
     if dataset.selection is None or dataset.selection.classes is None:
         return ClassIds(declared)
@@ -475,7 +475,7 @@ def own_ids(dataset: Dataset) -> ClassIds:
 
 
 def renumber(dataset: Dataset, ids: Ints | None = None) -> Ints:
-    """Return the id for each stored label, given those of a view's classes; -1 for labels that it leaves out.
+    """Return the id for each stored label, given the ids of a view's classes, with -1 for labels that it leaves out.
 
     By default classes have their places in the view.
     """
