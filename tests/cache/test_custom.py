@@ -16,8 +16,8 @@ from tpufeed.dataset.reader import open_dataset
 from tpufeed.engines.processes import ProcessEngine
 from tpufeed.errors import OpError, OptionError, TaskError
 from tpufeed.images import CenterCrop, Custom
-from tpufeed.images.ops import custom
 from tpufeed.images.decoding import decode
+from tpufeed.images.ops import custom
 
 SIDE = 32
 CROP = f"CenterCrop({SIDE})"
