@@ -1,6 +1,7 @@
 """The ops: windows, sizes, draws and their descriptions."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpufeed.errors import OptionError
-from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomErasing, RandomResizedCrop, Resize
 from tpufeed.images.description import from_dict
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.rng import uniforms
@@ -254,3 +255,16 @@ def test_windows_of_a_batch_are_those_of_each_image(op, height, width):
     draws = uniforms(1, 2, np.arange(100_000 if width == 256 else 10_000), 3, op.draws)
     expected = [op.window(height, width, drawn)[:4] for drawn in draws.tolist()]
     np.testing.assert_array_equal(op.windows(height, width, draws), expected)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("op", [RandomErasing(0.8), RandomErasing(1.0, scale=(0.5, 1.0)), RandomErasing(0.0)])
+def test_rectangles_of_a_batch_are_those_of_each_image(op):
+    draws = uniforms(1, 2, np.arange(10_000), 3, op.draws)
+    found = op.rectangles(40, 60, draws)
+    for (top, left, height, width), drawn in zip(found.tolist(), draws.tolist(), strict=True):
+        expected = np.zeros((40, 60, 3), np.uint8)
+        expected[top : top + height, left : left + width] = 255
+        image = np.zeros((40, 60, 3), np.uint8)
+        found_image = image if op.skips(drawn) else replace(op, value=255).apply(image, drawn, None)
+        np.testing.assert_array_equal(found_image, expected)

@@ -1,5 +1,6 @@
 """Random numbers as pure functions without state: thread count and order never change a pixel."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,6 +40,11 @@ def draw_between(bounds: float | tuple[float, float], draw: float) -> float:
     """Map a uniform number in `[0, 1)` to `[low, high)`. Ops store their bounds as pairs, whatever was given."""
     assert isinstance(bounds, tuple)
     return bounds[0] + draw * (bounds[1] - bounds[0])
+
+
+def exp_each(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return `math.exp` of each number (n,): numpy's may differ from it in the last bit, and so move a window."""
+    return np.fromiter(map(math.exp, values.tolist()), np.float64, len(values))
 
 
 def generator(draws: Sequence[float]) -> np.random.Generator:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import Arrays, BatchDraws, Columns, Size, Step, color, refused, within_boxes
 from tpufeed.images.protocols import Draws, Fill, Probability, RandomlyApplied, copied, positive_range
-from tpufeed.images.rng import draw_between, noise
+from tpufeed.images.rng import draw_between, exp_each, noise
 
 _TRIES = range(1, 21, 2)
 _TOP, _LEFT, _NOISE = 21, 22, 23
@@ -57,6 +58,29 @@ class RandomErasing(RandomlyApplied):
                 return top, int(draws[_LEFT] * (width - cut_width + 1)), cut_height, cut_width
         return 0, 0, 0, 0
 
+    def rectangles(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Return `(top, left, height, width)` of the rectangles for draws (n, 24), as int64 (n, 4).
+
+        They are those of `apply`, or zeros if nothing is erased.
+        """
+        log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
+        sides = np.array([height, width])
+        found = np.zeros((len(draws), 4), np.int64)
+        rows = np.flatnonzero(draws[:, 0] < self.p)
+        for attempt in _TRIES:
+            tries = draws[rows]
+            area = height * width * (self.scale[0] + tries[:, attempt] * (self.scale[1] - self.scale[0]))
+            ratio = exp_each(log_ratio[0] + tries[:, attempt + 1] * (log_ratio[1] - log_ratio[0]))
+            cuts = np.rint(np.sqrt(np.stack((area * ratio, area / ratio), 1))).astype(np.int64)
+            fits = (cuts < sides).all(1)
+            cuts = cuts[fits]
+            found[rows[fits], :2] = tries[fits, _TOP : _LEFT + 1] * (sides - cuts + 1)  # truncated, as by int
+            found[rows[fits], 2:] = cuts
+            rows = rows[~fits]
+            if not len(rows):
+                break
+        return found
+
     def on_device(self, size: Size) -> Step:
         """Numbers: top, left, bottom, right of the rectangle."""
         value = self.value
@@ -64,8 +88,7 @@ class RandomErasing(RandomlyApplied):
             raise refused(self, " with value='random', since noise is made on the host")
 
         def parameters(draws: BatchDraws) -> Columns:
-            found = [(0, 0, 0, 0) if self.skips(drawn) else self._rectangle(*size, drawn) for drawn in draws.tolist()]
-            top, left, height, width = np.array(found).reshape(-1, 4).T
+            top, left, height, width = self.rectangles(*size, draws).T
             return [top, left, top + height, left + width]
 
         def apply(x: Any, p: Any, arrays: Arrays) -> Any:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tpufeed.images.device import Size, Step, window_step
 from tpufeed.images.protocols import CheckedOp, Draws, SizePx, Window, positive_range
+from tpufeed.images.rng import exp_each
 from tpufeed.images.windows import pair
 
 
@@ -59,8 +60,7 @@ class RandomResizedCrop(CheckedOp):
         for attempt in range(0, 20, 2):
             tries = draws[rows]
             area = height * width * (low + tries[:, attempt] * (high - low))
-            logs = log_low + tries[:, attempt + 1] * (log_high - log_low)
-            ratio = np.array([math.exp(each) for each in logs.tolist()])  # numpy's may differ in the last bit
+            ratio = exp_each(log_low + tries[:, attempt + 1] * (log_high - log_low))
             cuts = np.rint(np.sqrt(np.stack((area / ratio, area * ratio), 1))).astype(np.int64)
             fits = ((cuts > 0) & (cuts <= sides)).all(1)
             cuts = cuts[fits]
