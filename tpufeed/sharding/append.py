@@ -73,9 +73,9 @@ def append(  # noqa: PLR0913  # the public face
 
     Raises:
         DatasetNotFoundError: there is no dataset to append to.
-        OptionError, NoInputsError, SourceError: the source does not fit the dataset; nothing was changed.
+        OptionError, NoInputsError, SourceError: the source does not fit the dataset. Nothing was changed.
         DuplicateWriterError: another append is running, or was interrupted.
-        TooManyRejectsError, TaskError, BuildError: the work failed; the dataset is as it was.
+        TooManyRejectsError, TaskError, BuildError: the work failed. The dataset is as it was.
     """
     given = {"image": image, "label": label, "split_by": split_by, "masks": masks}
     return run(
@@ -94,7 +94,7 @@ def append(  # noqa: PLR0913  # the public face
 class AppendRecipe(ShardRecipe):
     """Adds the images of a source that a dataset does not have yet, as its next version.
 
-    It takes the dataset's options, replaced by `given` ones that are not None and without those `unset`; or else all
+    It takes the dataset's options, replaced by `given` ones that are not None and without those `unset`, or else all
     `options`, which may be different in what decides bytes only if `allow_different`.
     """
 
@@ -137,16 +137,16 @@ class AppendRecipe(ShardRecipe):
         """Return the options of a dataset's first build, as far as they hold for this source.
 
         Raises:
-            OptionError: the dataset has masks from a parallel folder, and no such folder is given; or there is no such
+            OptionError: the dataset has masks from a parallel folder, and no such folder is given, or there is no such
                 option to unset.
         """
         stored = base.manifest.options
         given = {name: value for name, value in self._given.items() if value is not None}
         left_out = {name.replace("-", "_") for name in self._unset}
         if unknown := sorted(left_out - (OPTIONS.keys() - {"keeps_classes"})):
-            raise OptionError(f"there is no option {unknown[0]!r} to unset; the names are those that tpufeed.shard has")
+            raise OptionError(f"there is no option {unknown[0]!r} to unset. The names are those that tpufeed.shard has")
         if both := sorted(left_out & given.keys()):
-            raise OptionError(f"{both[0]} is both given and unset; leave one of them out")
+            raise OptionError(f"{both[0]} is both given and unset. Leave one of them out")
         sources = self.source, str(stored.get("source"))
         if any(url.lower().endswith(CocoSource.suffixes) for url in sources):
             left_out.add("image")  # the folder of the first images
@@ -172,7 +172,7 @@ class AppendRecipe(ShardRecipe):
             options["image_columns"] = dict(each.split("=", 1) for each in stored["image_columns"])
         if stored.get("masks") is not None and "masks" not in given.keys() | left_out:
             raise OptionError(
-                f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}); name the "
+                f"{base.url} was made with masks in a folder parallel to its images ({stored['masks']}). Name the "
                 "folder of the new images' masks: --masks DIR"
             )
         if "split_by" in given:
