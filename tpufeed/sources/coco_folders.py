@@ -183,11 +183,6 @@ def _look_around(tops: Sequence[str], names: Sequence[str]) -> tuple[dict[str, i
     return counts, alone
 
 
-def with_slashes(name: str) -> str:
-    """Return a path that was written on Windows as it is here, and the same text for other names."""
-    return posixpath.normpath(name.replace("\\", "/")) if "\\" in name and "://" not in name else name
-
-
 def stats(
     files: Files, names: Sequence[str], place: Callable[[str], str]
 ) -> list[tuple[str, ObjectInfo | TpufeedError | None]]:
@@ -197,9 +192,9 @@ def stats(
     """
     found = list(zip(names, files.stats([place(name) for name in names]), strict=True))
     turned = {
-        at: with_slashes(name)
+        at: posixpath.normpath(name.replace("\\", "/"))  # was written on Windows
         for at, (name, info) in enumerate(found)
-        if "\\" in name and not isinstance(info, ObjectInfo)
+        if "\\" in name and "://" not in name and not isinstance(info, ObjectInfo)
     }
     infos = files.stats([place(name) for name in turned.values()])
     for (at, name), info in zip(turned.items(), infos, strict=True):

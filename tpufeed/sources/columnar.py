@@ -42,9 +42,9 @@ from tpufeed.sources.table import (
 )
 from tpufeed.storage.reading import open_object
 from tpufeed.storage.store import ObjectInfo, Store
+from tpufeed.text import format_names
 
 _SAVED_BY = _SAVED, _DICT = "state.json", "dataset_dict.json"
-_SHOWN = 5
 _SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -91,10 +91,9 @@ def find_files(store: Store, found: Sequence[ObjectInfo]) -> _Files:
     tops = {info.name.partition("/")[0] for info in rows if "/" in info.name}
     configs = sorted(name for name in tops if name != "data" and split_of_name(name) is None)
     if len(configs) > 1:
-        more = " ..." if len(configs) > _SHOWN else ""
         raise OptionError(
             f"{store.url} has {len(configs)} folders of Parquet files, which are configurations of a dataset: "
-            f"{', '.join(configs[:_SHOWN])}{more}. Choose one: {store.url.rstrip('/')}/{configs[0]}"
+            f"{format_names(configs)}. Choose one: {store.url.rstrip('/')}/{configs[0]}"
         )
     return with_splits(rows)
 

@@ -5,7 +5,7 @@ import shlex
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -174,16 +174,12 @@ def has_split_folders(folder: Folder) -> bool:
         )
 
 
-def _is_dataset(store: Store) -> bool:
-    try:
-        return find_dataset(store) is not None
-    except ManifestError:  # of another program
-        return False
-
-
 def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError:
     """Return the error for a folder without images, with advice by what it holds."""
-    if _is_dataset(store):
+    found_dataset = None
+    with suppress(ManifestError):  # of another program
+        found_dataset = find_dataset(store)
+    if found_dataset is not None:
         advice = f", but a {MANIFEST}. To make a cache of a dataset: {advised('cache warmup', store.url, 'CACHE')}"
     elif store.stat(PLAN) is not None:
         advice = ", but an unfinished build of a dataset. Run its command again"

@@ -47,7 +47,6 @@ _MOST_FOLDERS = 100  # to search for the images
 _MOST_LISTED = 10**6  # files there, if images are in several folders
 _MOST_FIELDS = 64  # of a column of objects. With more its keys are taken for data
 _MOST_LEVELS = 8
-_MANY_SHOWN = 8
 
 Record = Mapping[str, Any]
 Change: TypeAlias = Callable[[Record], Record]
@@ -363,9 +362,8 @@ class TableSource(Source):
 def advise_on_labels(options: ShardOptions, columns: Sequence[str]) -> Iterator[str]:
     """Yield a warning of rows without labels, as one of their columns may be meant."""
     if options.label == "auto" and columns:
-        more = f" and {len(columns) - _MANY_SHOWN:,} more" if len(columns) > _MANY_SHOWN else ""
         yield (
-            f"no labels: none of the columns {', '.join(columns[:_MANY_SHOWN])}{more} is called label, class or the "
+            f"no labels: none of the columns {format_names(columns)} is called label, class or the "
             "like. Pass --label COLUMN or --label none"
         )
 
