@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -114,11 +115,28 @@ def _folder(package: str, *below: str) -> Path:
     return Path(spec.submodule_search_locations[0], *below)
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all workers of this run."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _copies_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the local copies of remote shards among the tests' files, also in the processes that tests start."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TPUFEED_LOCAL_DIR", str(tmp_path_factory.mktemp("copies")))
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what this process and those that tests start leave in the folder of temporary files: killed ones do.
+
+    Local copies of remote shards go among the tests' files.
+    """
+    copies = tmp_path_factory.mktemp("copies")  # which asks where temporary files are
+    with (
+        tempfile.TemporaryDirectory(prefix="tpufeed-tests-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        Path(folder).chmod(0o755)  # some tests let another user in
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        patch.setenv("TPUFEED_LOCAL_DIR", str(copies))
         yield
 
 
@@ -145,14 +163,12 @@ def _whole_pages(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def once(shared: Path) -> Callable[..., Path]:
     """`once(make, *given)`: the folder that `make(folder, *given)` filled, for all workers; not to be changed."""
-    root = tmp_path_factory.getbasetemp()
-    shared = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "once"
 
     def made(make: Callable[..., object], *given: object) -> Path:
         key = hashlib.sha256(f"{make.__module__}.{make.__qualname__}{given}".encode()).hexdigest()[:12]
-        folder = shared / key / make.__name__
+        folder = shared / "once" / key / make.__name__
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
