@@ -193,7 +193,7 @@ OF_OTHER_TESTS = {
     *("--image-column", "--masks"),  # test_pictures.py
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--group-by",  # sources/test_table_boxes.py
-    "--flip-pairs",  # loaders/test_columns_flips.py
+    "--flip-pairs",  # stream/test_columns_flips.py
     "--outlines",  # test_outlines.py
     *("--append", "--allow-different"),  # test_append.py
     "--workers",
