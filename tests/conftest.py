@@ -133,7 +133,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         tempfile.TemporaryDirectory(prefix="tpufeed-tests-", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        Path(folder).chmod(0o755)  # some tests let another user in
+        Path(folder).chmod(0o1777)  # as /tmp: some tests work as another user
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         patch.setenv("TPUFEED_LOCAL_DIR", str(copies))

@@ -92,7 +92,7 @@ def test_a_destination_that_is_a_file(refused, photo_folder, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--shard-size", "1KB"], r"\.jpg.* \d+; .*--shard-size"),
+        (["--shard-size", "1KB"], r"\.jpg.* \d+\. .*--shard-size"),
         (["--shard-size", "ten"], "'ten'.*64MB"),
         (["--shard-size", "9" * 400 + "GiBB"], "64MB"),
         (["--splits", "train=0.9"], "add up to 0.9, not 1"),

@@ -251,7 +251,7 @@ def test_a_pod_of_another_size_goes_on_with_exactly_the_rest(before, after):
     pod = pod_of(dataset, before)
     batches = len(pod[0]) // 3
     samples = batches * BATCH * before
-    state = pod[0].state_at(3, samples)
+    state = pod[0].stream.state_at(3, samples)
     assert all(loader.stream.state_at(3, samples) == state for loader in pod)
     seen = [positions_of(loader, 0, batches) for loader in pod]
 
@@ -274,6 +274,6 @@ def test_a_pod_of_another_size_goes_on_with_exactly_the_rest(before, after):
 
 def test_a_pod_that_does_not_divide_the_lanes_is_refused():
     dataset = made_up(uneven(400))
-    state = pod_of(dataset, 8)[0].state_at(0, 1280)
+    state = pod_of(dataset, 8)[0].stream.state_at(0, 1280)
     with pytest.raises(OptionError, match=r"16 lanes .* 3 ranks"):
         pod_of(dataset, 3)[0].load_state_dict(state)

@@ -187,7 +187,7 @@ def test_verify_does_not_call_a_dataset_damaged_that_it_cannot_read(status, serv
     done = command("verify", f"{kept}/cache")
     files = {name for name in names_of(server, "kept/cache") if name.startswith("train-v")}
     assert done.exit_code == 1
-    assert done.stderr.splitlines()[-1].startswith(f"error: {kept}/cache: {len(files)} files cannot be read; ")
+    assert done.stderr.splitlines()[-1].startswith(f"error: {kept}/cache: {len(files)} files cannot be read. ")
     heading, *lines = done.stdout.splitlines()
     assert (heading, {line.partition(":")[0] for line in lines}) == ("cannot be read:", files)
     facts = json.loads(command("verify", f"{kept}/cache", "--json").stdout)

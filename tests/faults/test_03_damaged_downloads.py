@@ -364,7 +364,7 @@ def test_a_list_of_a_tar_that_arrives_damaged_is_made_again(member, within, serv
     damage_list(server, member, within)
     tpufeed.shard(url, "gs://bucket/d", workers=1)
     assert len(met(server)) == 1
-    assert "listing the source again" in caplog.text
+    assert "Listing the source again" in caplog.text
     assert objects(server, "d") == objects(server, "e")
 
 

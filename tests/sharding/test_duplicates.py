@@ -74,7 +74,7 @@ def test_duplicates_are_counted_and_named_and_those_across_splits_warned_of(doub
     found = result.duplicates
     assert (found.groups, found.images, found.labels) == (20, 20, 2)
     assert found.crossing == {"val": Overlap(both, val, ("train",))}
-    assert any("different labels: 2;" in said for said in result.warnings)
+    assert any("different labels: 2. " in said for said in result.warnings)
     for group in groups:
         first, second = (image["path"] for image in group["images"])
         assert (doubled / first).read_bytes() == (doubled / second).read_bytes()

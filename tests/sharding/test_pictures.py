@@ -465,7 +465,7 @@ def test_flags(run_cli, few, folders, tmp_path):
     assert run_cli("shard", images, tmp_path / "e", "--masks", masks).exit_code == 0
     assert open_dataset(tmp_path / "e").manifest.options["masks"] == str(masks)
     for flags, said in (
-        (["mask"], "write it like mask=mask_path:mask"),
+        (["mask"], "Write it like mask=mask_path:mask"),
         (["m=a:mask", "m=b:mask"], "m is given twice"),
     ):
         done = run_cli("shard", few, tmp_path / "f", *(word for flag in flags for word in ("--image-column", flag)))

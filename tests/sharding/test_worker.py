@@ -53,7 +53,7 @@ def test_the_manifest_and_info_count_what_was_rewritten(folder, tmp_path):
     assert markers.unmarked == {"progressive": 1, "too small to gain by it": 1}
     said = CliRunner().invoke(app, ["info", str(tmp_path / "d")]).stdout
     assert "restart markers: added to 1 JPEGs" in said
-    assert "none in progressive 1, too small to gain by it 1" in said
+    assert "none in 1 progressive, 1 too small to gain by it" in said
 
 
 DAMAGE = {

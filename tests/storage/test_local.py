@@ -273,7 +273,7 @@ def test_a_file_that_is_one_hole_is_not_read(tmp_path):
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_a_put_where_a_folder_or_a_pipe_stands_ends(kind, tmp_path):
     (tmp_path / "name").mkdir() if kind == "folder" else os.mkfifo(tmp_path / "name")
-    with pytest.raises(StoreError, match="remove it") as caught:
+    with pytest.raises(StoreError, match="Remove it") as caught:
         LocalStore(str(tmp_path)).put("name", b"1")
     assert not isinstance(caught.value, ObjectExistsError)
 
