@@ -94,6 +94,12 @@ def test_boxes_categories_and_crowds(coco, tmp_path):
     assert "keypoints" not in [feature.name for feature in result.manifest.features]
 
 
+def test_boxes_of_one_class_keep_their_labels_beside_a_separator(coco, tmp_path):
+    boxes = [{"image_id": 100, "category_id": 3, "bbox": [5, 6, 7, side]} for side in (8, 9, 10)]
+    result = tpufeed.shard(coco(content(boxes)), tmp_path / "d", workers=1, label_separator="|")
+    assert (result.images, result.listed.classes["car"]) == (4, 3)
+
+
 def test_boxes_are_presized_and_split_with_their_images(coco, tmp_path):
     result = shard(coco(), tmp_path / "d", presize=30, presize_mode="fit", splits="train=0.5,val=0.5")
     assert set(result.manifest.splits) == {"train", "val"}

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.oracle.sources import KINDS
 from tpufeed.errors import NoInputsError, SourceError, UnknownSchemeError
+from tpufeed.sources import kinds
+from tpufeed.sources.coco import CocoSource
+from tpufeed.sources.columnar import ColumnarSource
+from tpufeed.sources.imagefolder import ImageFolderSource
+from tpufeed.sources.table import TableSource
+from tpufeed.sources.tars import TarSource
+from tpufeed.sources.voc import VocSource
+from tpufeed.sources.yolo import YoloSource
 from tpufeed.storage.local import LocalStore
 
 NOBODY = 65534
@@ -87,3 +96,17 @@ def test_kinds_look_at_one_listing_of_a_folder(tree, take, monkeypatch):
 def test_a_source_that_nothing_opens(take):
     with pytest.raises(UnknownSchemeError, match="foo://"):
         take("foo://bucket/table.csv")
+
+
+def test_the_oracle_builds_from_each_kind():
+    known = {
+        "yolo": YoloSource,
+        "voc": VocSource,
+        "tars": TarSource,
+        "parquet": ColumnarSource,
+        "csv": TableSource,
+        "imagefolder": ImageFolderSource,
+        "coco": CocoSource,
+    }
+    assert set(kinds._KINDS) == set(known.values())
+    assert known.keys() <= set(KINDS)

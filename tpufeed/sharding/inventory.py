@@ -125,7 +125,7 @@ class Inventory:
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
         if options.label_separator is not None:
-            items = map(partial(split_label, options.label_separator, options.boxes is not None), items)
+            items = map(partial(split_label, options.label_separator, contents.boxes is not None), items)
         self.database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs({_COLUMNS});"
             "DROP TABLE IF EXISTS digests; CREATE TABLE digests(row INTEGER PRIMARY KEY, digest BLOB);"

@@ -324,7 +324,7 @@ class CocoSource(Source):
 
     what, suffixes, has_outlines = "COCO's JSON", (".json",), True
     labels_from, splits_from = "the categories of its boxes", "a file for each"
-    marks = ("annotations/", SPLITS)
+    marks, yields_to_masks = ("annotations/", SPLITS), True
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

@@ -32,7 +32,8 @@ _OF_BOXES = ("category", "categories", "label", "labels", "class", "classes", "c
 class ImageFolderSource(TableSource):
     """The images of a folder that its metadata names, with the columns there. Class folders do not count."""
 
-    what, groups, marks = "folder of images with metadata", False, (*_NAMES, SPLITS)
+    what, groups, yields_to_masks = "folder of images with metadata", False, True
+    marks = (*_NAMES, SPLITS)
 
     @classmethod
     def claim(cls, folder: Folder) -> Place | None:

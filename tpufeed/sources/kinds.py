@@ -95,7 +95,7 @@ def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
         if url_scheme(store.url) == "file" and not is_folder(store.url):
             raise _no_folder(store.url)
         # Masks are for folders of images without metadata, and folders as splits for those without annotations.
-        other = {CocoSource, ImageFolderSource} if options.masks is not None else set[type[Source]]()
+        other = {kind for kind in _KINDS if kind.yields_to_masks} if options.masks is not None else set[type[Source]]()
         other |= {CocoSource} if options.split_by == "folder" else set()
         folder = Folder(store)
         for kind in _KINDS:

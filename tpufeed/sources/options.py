@@ -72,7 +72,7 @@ _NO_EXTENSION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOptions:
-    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents the first 29.
+    """Options that decide the bytes of a dataset, besides its source. `tpufeed.shard` documents most.
 
     Raises:
         OptionError: a value is not valid, or two options do not fit together.

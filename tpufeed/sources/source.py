@@ -160,6 +160,7 @@ class Source(Protocol):
     labels_are_names: ClassVar[bool] = False  # labels are names of folders, even if they look like numbers
     spells_files: ClassVar[bool] = False  # an item's `path` is one of several spellings of its file
     groups: ClassVar[bool] = False  # takes `group_by`
+    yields_to_masks: ClassVar[bool] = False  # a folder is another kind's if `masks` is given
     base: str  # the URL that the files of items are relative to
     splits: bool = False  # items have splits
     # As the source declares them. `box_columns` and `box_format` may follow while it is listed.

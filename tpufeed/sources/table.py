@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -207,7 +207,8 @@ class TableSource(Source):
     """The rows of one or more tables, with paths below their folder or elsewhere, or URLs."""
 
     what = "table of paths"
-    suffixes, spells_files, groups = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"), True, True
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+    spells_files, groups = True, True
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
         if options.split_by == "folder" and not place.folder:

@@ -51,7 +51,9 @@ def gather(name: str) -> list[Any]:
     - MADE: strategies that make any op of the kind;
     - MOVING: strategies of small windows, and of ops that move pixels;
     - SAME: pairs of ops that are the same;
-    - REFUSED: kind, parameters, and what the error says.
+    - REFUSED: kind, parameters, and what the error says;
+    - CHAINED: for an op with a step on the device, ops of its kind and by how many levels each may differ there. The
+      oracle of device ops chains them, and finds their pixels by the file's function `reference(op, image, u)`.
     """
     return [each for file in files() for each in getattr(file, name, ())]
 
