@@ -106,13 +106,15 @@ def main(arguments: list[str]) -> None:
 
 
 def make_caches(folder: Path, photos: int) -> dict[str, str]:
-    """Photos, and caches of them whole at one size. What is there already is taken."""
+    """A dataset of photos, and caches of them whole at one size. What is there already is taken."""
     make_photos(folder / f"photos-{photos}", photos)
+    dataset = folder / f"dataset-{photos}"
+    tpufeed.shard(folder / f"photos-{photos}", dataset)
     caches = {}
     for encode in ("raw", "jpeg"):
         cache = folder / f"{encode}-{photos}"
         whole = [Resize(SIDE), CenterCrop(SIDE)]
-        tpufeed.cache.warmup(folder / f"photos-{photos}", cache, ops=whole, encode=encode)
+        tpufeed.cache.warmup(dataset, cache, ops=whole, encode=encode)
         caches[encode] = str(cache)
     return caches
 

@@ -99,7 +99,7 @@ def test_a_killed_worker_is_said_and_without_memory_fewer_continue(out_of_memory
             (tmp_path / "go").touch()
     assert most == (1 if out_of_memory else 2)
     (warning,) = caplog.messages
-    assert warning.startswith("2: a worker process was killed by SIGKILL; ")
+    assert warning.startswith("2: a worker process was killed by SIGKILL. ")
     assert ("system has killed it" in warning) == out_of_memory
 
 

@@ -116,7 +116,7 @@ def test_no_photos(run: Run, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for command in ("shard", "cache warmup"):
         done = run(f"tpufeed {command} photos flowers{' --size 64' * (command != 'shard')}")
-        check_refused(done, 2, r"\S+/photos: no images .* expected .*photos/cat")
+        check_refused(done, 2, r"\S+/photos: no images .* Expected .*photos/cat")
 
 
 def test_one_class(run: Run, tmp_path: Path, photos: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_full_disk(run: Run, tmp_path: Path, photos: Path) -> None:
     done = run(f"unshare --user --map-root-user --mount sh -c '{inner}'")
     if "unshare" in done.stderr:
         pytest.skip("this system does not let users mount")
-    check_refused(done, 1, r"\S+/small/flowers has room for 0\.1 MB; .* Make room")
+    check_refused(done, 1, r"\S+/small/flowers has room for 0\.1 MB\. .* Make room")
 
 
 def test_no_internet(run: Run, photos: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_wrong_bucket(run: Run, server: GcsServer, photos: Path) -> None:
         ("info gs://wrong/flowers", 1),
     ):
         done = run(f"tpufeed {command}", **server.environment())
-        check_refused(done, code, ".*gs://wrong/.*: the bucket wrong does not exist .* create it, or correct the URL")
+        check_refused(done, code, ".*gs://wrong/.*: the bucket wrong does not exist .* Create it, or correct the URL")
     program = "import tpufeed; tpufeed.Loader('gs://right/flowers', batch_size=8)"
     done = run(f'python -c "{program}"', **server.environment())
     assert done.returncode == 1
