@@ -41,7 +41,7 @@ print(json.dumps([sorted(names) for names in (before, imported, asked, sys.modul
     before, imported, asked, at_last = map(set, run_fresh(program))
     assert not {name.partition(".")[0] for name in imported | asked} & (HEAVY - {"google"})
     loaded = imported - before
-    assert {name for name in loaded if name.startswith("tpufeed")} == {"tpufeed"}
+    assert {name for name in loaded if name.startswith("tpufeed")} == {"tpufeed", "tpufeed._version"}
     assert {name.partition(".")[0] for name in loaded} <= sys.stdlib_module_names | {"tpufeed"}
     frameworks = {"tensorflow", "torch", "torch_xla", "jax", "gcsfs", "typer", "rich"}
     assert not {name.partition(".")[0] for name in at_last} & frameworks

@@ -127,7 +127,7 @@ def without(package, use):
     """Make a mistake as if the package were not installed, and nothing had used it yet."""
     with mock.patch.dict(sys.modules):
         for name in list(sys.modules):
-            if name.split(".")[0] == package or re.match(r"tpufeed\.loaders\.(torch|jax|xla|grain|keras|tf)\b", name):
+            if name.split(".")[0] == package or re.match(r"tpufeed\.adapters\.(torch|jax|xla|grain|keras|tf)\b", name):
                 del sys.modules[name]
         sys.modules[package] = None
         use()

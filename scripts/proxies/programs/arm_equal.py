@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 import tpufeed
-from tests.images.test_ops_pixels import GOLDEN, picture
+from tests.images.ops.every import gather
+from tests.images.ops.test_every_op import picture
 from tpufeed.images import CenterCrop, Custom, HorizontalFlip, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
 
@@ -61,9 +62,7 @@ def pixels(dataset: str):  # type: ignore[no-untyped-def]
     for name, ops in (("decoded", [CenterCrop(SIDE)]), ("cropped", [RandomResizedCrop(SIDE), HorizontalFlip()])):
         with tpufeed.Loader(dataset, "train", batch_size=BATCH, ops=ops, processes=0) as loader:
             yield name, np.concatenate([images for images, _ in loader])
-    for op, _ in GOLDEN:
-        if isinstance(op, Custom):
-            continue
+    for op in (case.op for case in gather("CASES") if not isinstance(case.op, Custom)):
         pipeline = Pipeline([op], 0)
         draws = ([drawn[0] for drawn in pipeline.draw(3, np.array([sample]))] for sample in range(8))
         yield str(op), np.stack([pipeline.run(picture(61, 83), each) for each in draws])
