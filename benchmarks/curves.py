@@ -52,7 +52,8 @@ BUILD = """
 import json, resource, sys, time
 start = time.perf_counter()
 import tpufeed
-result = tpufeed.shard(sys.argv[1], sys.argv[2], **json.loads(sys.argv[3]))
+options = json.loads(sys.argv[3])
+result = tpufeed.shard(sys.argv[1], sys.argv[2], images=tpufeed.Images(check=options.pop("check", "full")), **options)
 seconds = time.perf_counter() - start
 launcher, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 print(json.dumps({

@@ -167,7 +167,7 @@ def make_photographs(work: Path, photos: int) -> Path:
     folder = work / f"jpeg-{photos}"
     if not (folder / "manifest.json").exists():
         files = make_photos(work / f"photos-{photos}", photos)
-        tpufeed.shard(files, folder, shards=FILES, check="header", encode="exact")
+        tpufeed.shard(files, folder, shards=FILES, images=tpufeed.Images(check="header", encode="exact"))
     split = tpufeed.open_dataset(folder).split("train")
     names = [shard.name for shard in split.variants[0].shards]
     if split.records != photos or len(names) != FILES:

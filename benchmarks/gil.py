@@ -59,7 +59,7 @@ def prepare(work: Path, photos: int) -> dict[str, Path]:
     folders = {"jpeg": work / f"shards-{photos}", "raw": work / f"cache-{photos}"}
     if not (folders["jpeg"] / "manifest.json").exists():
         make_photos(work / f"photos-{photos}", photos)
-        tpufeed.shard(work / f"photos-{photos}", folders["jpeg"], check="header")
+        tpufeed.shard(work / f"photos-{photos}", folders["jpeg"], images=tpufeed.Images(check="header"))
     tpufeed.cache.warmup(folders["jpeg"], folders["raw"])
     return folders
 

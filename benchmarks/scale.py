@@ -5,7 +5,7 @@
 Parts, all of them if none is named; each has a result file of its own, and `plot` draws them:
 
 - plan: from so many listed entries to the stored plan. Entries are made up, no file is looked at.
-- build: `tpufeed.shard(check="header")` of so many images of 8x8 pixels, 1 KB each: 1,000 files under other names.
+- build: `tpufeed shard --check header` of so many images of 8x8 pixels, 1 KB each: 1,000 files under other names.
 - workers: images a second by worker processes, of `tpufeed.shard` with its full check and of `Loader`, from
   photos of 90 KB.
 - datasets: the first batch and the memory of datasets of 1,000 to 100,000 shards. They are made up: one shard of 1,000

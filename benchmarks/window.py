@@ -32,7 +32,7 @@ from tpufeed.images.decoding import decode
 from tpufeed.images.header import read_jpeg_header
 from tpufeed.images.markers import Box, find_segments, mark_jpeg
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 
 SHARES = 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0
 SCALES = (0.05, 0.3), (0.08, 1.0), (0.35, 1.0), (1.0, 1.0)
@@ -72,7 +72,7 @@ def measure_windows(files: list[bytes], repeats: int) -> dict[str, Any]:
         "500x375": (files, [mark_jpeg(file, read_jpeg_header(file)) for file in files]),
         "presized to 256": (
             [],
-            [store_image(file, ImagePolicy(presize_px=256)).data for file in files],
+            [store_image(file, Images(presize=256)).data for file in files],
         ),
     }
     found: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def measure_crops(photos: Path, folder: Path, args: argparse.Namespace) -> dict[
     datasets = {}
     for name, encode in (("with markers", "keep"), ("byte for byte", "exact")):
         datasets[name] = folder / f"window-{encode}-{args.photos}"
-        tpufeed.shard(photos, datasets[name], encode=encode, check="header")
+        tpufeed.shard(photos, datasets[name], images=tpufeed.Images(encode=encode, check="header"))
     ways = {
         (scale, name): partial(feed, url, scale, args.seconds) for scale in SCALES for name, url in datasets.items()
     }

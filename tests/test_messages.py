@@ -231,9 +231,11 @@ SHARDING = {
     "an unknown option, a letter off": lambda at: shard(at.photos, at.new / "d", splitz="train=1"),
     "an unknown option of another tool": lambda at: shard(at.photos, at.new / "d", num_workers=2),
     "an unknown option, like none": lambda at: shard(at.photos, at.new / "d", zzz=2),
-    "a choice that there is not": lambda at: shard(at.photos, at.new / "d", encode="gif"),
-    "a number out of range": lambda at: shard(at.photos, at.new / "d", quality=101),
-    "text for a number": lambda at: shard(at.photos, at.new / "d", presize="256"),
+    "an option that is in a group": lambda at: shard(at.photos, at.new / "d", box_format="xywh"),
+    "a text for a group": lambda at: shard(at.photos, at.new / "d", boxes="bbox"),
+    "a choice that there is not": lambda at: shard(at.photos, at.new / "d", images=tpufeed.Images(encode="gif")),
+    "a number out of range": lambda at: shard(at.photos, at.new / "d", images=tpufeed.Images(quality=101)),
+    "text for a number": lambda at: shard(at.photos, at.new / "d", images=tpufeed.Images(presize="256")),
     "a size without a unit that is known": lambda at: shard(at.photos, at.new / "d", shard_bytes="100 megs"),
     "shares that do not add up": lambda at: shard(at.photos, at.new / "d", splits="train=0.9,val=0.2"),
     "a share that is no number": lambda at: shard(at.photos, at.new / "d", splits="train=most"),
@@ -241,15 +243,15 @@ SHARDING = {
     "shares and a column of splits": lambda at: shard(at.photos, at.new / "d", splits="a=1.0", split_by="folder"),
     "size and number of shards": lambda at: shard(at.photos, at.new / "d", shard_bytes="1MB", shards=2),
     "a shard that holds no image": lambda at: shard(at.photos, at.new / "d", shard_bytes=100),
-    "an image with too many pixels": lambda at: shard(at.photos, at.new / "d", max_pixels=100),
+    "an image with too many pixels": lambda at: shard(at.photos, at.new / "d", images=tpufeed.Images(max_pixels=100)),
     "a kind of image that a policy rejects": lambda at: shard(
         write(at.copy(at.photos) / "rose/9.gif", gif()).parents[1],
         at.new / "d",
-        policy={"animated": "reject"},
+        images=tpufeed.Images(animated="reject"),
         max_rejects=0,
     ),
     "masks that are not there": lambda at: shard(at.photos, at.new / "d", masks=at.data / "nowhere"),
-    "a policy that there is not": lambda at: shard(at.photos, at.new / "d", policy={"rgba": "reject"}),
+    "a policy that there is not": lambda at: shard(at.photos, at.new / "d", images=tpufeed.Images(rgba="reject")),
     "a budget that is none": lambda at: shard(at.photos, at.new / "d", max_rejects="a few"),
     "an engine that there is not": lambda at: tpufeed.shard(at.photos, at.new / "d", engine="spark"),
     "a column of a folder": lambda at: shard(at.photos, at.new / "d", label="species"),
@@ -261,7 +263,7 @@ SHARDING = {
     "no image that can be taken": lambda at: shard(write(at.new / "in/1.jpg", "<html>").parent, at.new / "d"),
     "a destination that is a file": lambda at: shard(at.photos, write(at.new / "d", "")),
     "a destination in the source": lambda at: shard(at.photos, at.photos),
-    "a destination with another dataset": lambda at: shard(at.photos, at.dataset, presize=16),
+    "a destination with another dataset": lambda at: shard(at.photos, at.dataset, images=tpufeed.Images(presize=16)),
     "a destination with shards of another program": lambda at: shard(
         at.photos, write(at.new / "d/train-00000-of-00001.tfrecord", "").parent
     ),
@@ -289,14 +291,12 @@ SHARDING = {
     "boxes in a format that there is not": lambda at: shard(
         at.table('{"path": "0.jpg", "boxes": [[0, 0, 9, 9]]}\n', "l.jsonl"),
         at.new / "d",
-        boxes="boxes",
-        box_format="xy",
+        boxes=tpufeed.Boxes(column="boxes", format="xy"),
     ),
     "a box outside of its image": lambda at: shard(
         at.table('{"path": "0.jpg", "boxes": [[0, 0, 999, 9]]}\n', "l.jsonl"),
         at.new / "d",
-        boxes="boxes",
-        box_format="xyxy",
+        boxes=tpufeed.Boxes(column="boxes", format="xyxy"),
         max_rejects=0,
     ),
     "a tar that was cut short": lambda at: shard(
@@ -310,7 +310,9 @@ GROWING = {
     "append: no dataset": lambda at: tpufeed.append(at.photos, at.new / "d"),
     "append: to a cache": lambda at: tpufeed.append(at.photos, at.copy(at.cache)),
     "append: no images": lambda at: tpufeed.append(write(at.new / "in/a.txt", "").parent, at.copy(at.dataset)),
-    "append: other options": lambda at: shard(at.photos, at.copy(at.dataset), append=True, presize=16),
+    "append: other options": lambda at: shard(
+        at.photos, at.copy(at.dataset), append=True, images=tpufeed.Images(presize=16)
+    ),
     "append: images without labels": lambda at: tpufeed.append(
         write(at.new / "in/1.jpg", jpeg(8)).parent, at.copy(at.dataset), workers=1
     ),
@@ -462,6 +464,7 @@ COMMANDS = {
     "append without a dataset, by command": lambda at: command("append", at.photos, at.new / "d"),
     "a flag's choice that there is not": lambda at: command("shard", at.photos, at.new / "d", "--encode", "gif"),
     "a flag's pair without an equals sign": lambda at: command("shard", at.photos, at.new / "d", "--policy", "cmyk"),
+    "a flag's policy that there is not": lambda at: command("shard", at.photos, at.new / "d", "--policy", "quality=9"),
     "a folder that is not there, by command": lambda at: command("shard", at.data / "nowhere", at.new / "d"),
     "more rejects than are allowed, by command": lambda at: command(
         "shard", write(at.copy(at.photos) / "rose/9.jpg", "").parents[1], at.new / "d", "--max-rejects", "0"

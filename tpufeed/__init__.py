@@ -35,13 +35,17 @@ if TYPE_CHECKING:
     from tpufeed.dataset.order import World
     from tpufeed.dataset.reader import open_dataset
     from tpufeed.dataset.verify import verify
+    from tpufeed.images.policy import Images
     from tpufeed.measure.clock import StepClock
     from tpufeed.sharding.append import append
     from tpufeed.sharding.build import shard
+    from tpufeed.sources.options import Boxes
     from tpufeed.stream.mixture import Mixture
     from tpufeed.stream.world import count_cores
 
 __all__ = [
+    "Boxes",
+    "Images",
     "LaneSampler",
     "Loader",
     "MetricsLogger",
@@ -69,6 +73,8 @@ __all__ = [
 
 _ROOMS = ("cache", "errors", "images")
 _ROOM_OF_NAME = {
+    "Boxes": "sources.options",
+    "Images": "images.policy",
     "LaneSampler": "adapters.torch.lanesampler",
     "Loader": "adapters.loader",
     "MetricsLogger": "adapters.metrics_logger",

@@ -35,6 +35,7 @@ from tpufeed.text import format_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
+G = TypeVar("G")
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 # Names of our options in other libraries: torch, tf.data, Grain, Keras, torchvision, datasets.
@@ -144,6 +145,7 @@ _BOOL = Rule(  # the string "no" would count as true, and arrays have no truth v
     bool,
 )
 _NONE = Rule("None", lambda value: value is None)
+_OF_CLASS: dict[type, Rule] = {bool: _BOOL, NoneType: _NONE}  # and those of groups
 
 FilePath: TypeAlias = Annotated[str | Path, Rule("a path", lambda value: isinstance(value, str | Path))]
 Text: TypeAlias = Annotated[str, Rule("a text", lambda value: isinstance(value, str))]
@@ -157,7 +159,7 @@ Names: TypeAlias = Annotated[Sequence[str], a_list("names, like ['image', 'label
 def rule_of(annotation: Any) -> Rule | None:
     """Return the rule that an annotation declares, or None if it is only for type checkers."""
     if isinstance(annotation, type):
-        return {bool: _BOOL, NoneType: _NONE}.get(annotation)
+        return _OF_CLASS.get(annotation)
     if get_origin(annotation) is Annotated:
         return next((each for each in annotation.__metadata__ if isinstance(each, Rule)), None)
     if get_origin(annotation) is Literal:
@@ -198,7 +200,7 @@ def _rules_of(owner: Any) -> tuple[tuple[str, Rule], ...]:
     return tuple((name, rule) for name, rule in found if rule is not None)
 
 
-def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def checked(elsewhere: Mapping[str, str] | None = None, prefix: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to check its arguments by their annotations.
 
     An unknown keyword raises OptionError, not TypeError, and the message names the nearest option. The signature that
@@ -206,7 +208,9 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
 
     Args:
         elsewhere: advice for keywords that people may try here ("call batch(...) of the MapDataset").
+        prefix: prefix of the arguments' names in messages about their values.
     """
+    others = elsewhere or {}
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(function).parameters
@@ -220,20 +224,33 @@ def checked(elsewhere: Mapping[str, str] | None = None) -> Callable[[Callable[P,
                     said = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
                     raise OptionError(f"{said} has no option {keyword!r}; {advise(keyword)}")
             # Too many positional arguments raise Python's own TypeError.
-            placed = [rule.check(name, value) for (name, rule), value in zip(rules.items(), args, strict=False)]
-            named = {name: rules[name].check(name, value) for name, value in kwargs.items()}
+            placed = [
+                rule.check(prefix + name, value) for (name, rule), value in zip(rules.items(), args, strict=False)
+            ]
+            named = {name: rules[name].check(prefix + name, value) for name, value in kwargs.items()}
             return function(*placed, *args[len(placed) :], **named)  # type: ignore[arg-type]  # checked above
 
         def advise(keyword: str) -> str:
-            if elsewhere is not None and keyword in elsewhere:
-                return elsewhere[keyword]
-            known = [name for name in _FOREIGN.get(keyword, ()) if name in names]
-            near = known or get_close_matches(keyword, names, 1)
-            return f"use {near[0]}" if near else f"the options are {', '.join(names)}" if names else "there are none"
+            all_names = [*names, *others]
+            known = [name for name in (keyword, *_FOREIGN.get(keyword, ())) if name in all_names]
+            if near := known or get_close_matches(keyword, all_names, 1):
+                return others.get(near[0], f"use {near[0]}")
+            return f"the options are {', '.join(names)}" if names else "there are none"
 
         return call
 
     return decorate
+
+
+def group(owner: type[G]) -> type[G]:
+    """Decorate a dataclass that groups options of functions: its constructor is `checked`, and they take only it.
+
+    Messages name an option with its group: "boxes.format".
+    """
+    first, name = fields(owner)[0].name, owner.__name__  # type: ignore[arg-type]
+    owner.__init__ = checked(prefix=f"{name.lower()}.")(owner.__init__)  # type: ignore[method-assign]
+    _OF_CLASS[owner] = Rule(f"a tpufeed.{name}({first}=...)", lambda value: isinstance(value, owner))
+    return owner
 
 
 def parse_size(text: str | int) -> int:

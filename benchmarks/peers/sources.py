@@ -24,16 +24,16 @@ def make_sources(folder: Path, count: int) -> dict[str, Source]:
     )
     make_photos(photos, count)
     if not (shards / "manifest.json").exists():
-        tpufeed.shard(photos, shards, check="header")
+        tpufeed.shard(photos, shards, images=tpufeed.Images(check="header"))
     if not (presized / "manifest.json").exists():
-        tpufeed.shard(photos, presized, presize=PRESIZE_PX)
+        tpufeed.shard(photos, presized, images=tpufeed.Images(presize=PRESIZE_PX))
     if not (cache / "manifest.json").exists():
         tpufeed.cache.warmup(shards, cache)
     if not presized_files.exists():
         _export_photos(presized, presized_files)
     for files, dataset in ((photos, plain), (presized_files, presized_plain)):
         if not (dataset / "manifest.json").exists():
-            tpufeed.shard(files, dataset, check="header", encode="exact")
+            tpufeed.shard(files, dataset, images=tpufeed.Images(check="header", encode="exact"))
     if not raw_files.exists():
         _export_pixels(cache, raw_files)
     found = {

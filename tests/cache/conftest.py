@@ -46,7 +46,7 @@ def damaged_source(photo_folder, tmp_path_factory):
     data[len(data) // 2 : len(data) // 2 + 400] = np.random.default_rng(3).bytes(400)
     path.write_bytes(data)
     url = folder.parent / "damaged-dataset"
-    tpufeed.shard(folder, url, shard_bytes="150KB", check="header", workers=1)
+    tpufeed.shard(folder, url, shard_bytes="150KB", images=tpufeed.Images(check="header"), workers=1)
     return str(path.relative_to(folder)), str(url)
 
 

@@ -32,7 +32,7 @@ def test_names_are_those_that_are_obeyed():
     assert flags.ENGINES == choice._NAMES
     assert tuple(bench.LOADERS) == flags.LOADERS
     assert bench.REAL_DEVICES == flags.REAL_DEVICES
-    hints = get_type_hints(policy.ImagePolicy)
+    hints = get_type_hints(policy.Images)
     assert {name: get_args(hints[name]) for name in flags.POLICIES} == flags.POLICIES
 
 

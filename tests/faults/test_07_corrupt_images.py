@@ -81,7 +81,9 @@ def mendable(photo_folder, tmp_path):
 @pytest.mark.parametrize("check", ["full", "header"])
 def test_damage_beside_the_pixels_is_mended_and_counted(mendable, photo_folder, tmp_path, check):
     tpufeed.shard(photo_folder, tmp_path / "sound", workers=1, seed=1)
-    result = tpufeed.shard(mendable[0], tmp_path / "d", workers=1, seed=1, check=check, max_rejects=0)
+    result = tpufeed.shard(
+        mendable[0], tmp_path / "d", workers=1, seed=1, images=tpufeed.Images(check=check), max_rejects=0
+    )
     unseen = check == "header"  # of the three, filling at the end of a scan is not looked for
     assert result.manifest.odd == {"damaged": 3 - unseen}
     assert result.manifest.images == {"jpeg": 37 + unseen, "jpeg, mended": 3 - unseen}
@@ -95,7 +97,7 @@ def test_a_policy_rejects_damage_of_every_kind(mendable, tmp_path):
     folder, names = mendable
     result = tpufeed.shard(folder, tmp_path / "mended", max_rejects=0, workers=1)
     assert result.manifest.odd == {"damaged": 3}
-    result = tpufeed.shard(folder, tmp_path / "d", max_rejects=3, workers=1, policy={"damaged": "reject"})
+    result = tpufeed.shard(folder, tmp_path / "d", max_rejects=3, workers=1, images=tpufeed.Images(damaged="reject"))
     lines = [json.loads(line) for line in (tmp_path / "d/rejects.jsonl").read_text().splitlines()]
     assert {line["path"] for line in lines} == names
     assert result.manifest.odd == {}

@@ -61,7 +61,7 @@ def test_verify_needs_memory_for_a_chunk_and_no_shard(monkeypatch, tmp_path):
     (tmp_path / "photos").mkdir()
     for number in range(50):
         Image.fromarray(rng.integers(0, 255, (400, 400, 3), np.uint8)).save(tmp_path / f"photos/{number}.png")
-    tpufeed.shard(tmp_path / "photos", tmp_path / "d", shards=1, workers=1, check="header")
+    tpufeed.shard(tmp_path / "photos", tmp_path / "d", shards=1, workers=1, images=tpufeed.Images(check="header"))
     monkeypatch.setattr("tpufeed.dataset.walk.REMOTE_CHUNK_BYTES", 1 << 20)
     size = sum(path.stat().st_size for path in (tmp_path / "d").glob("*.tfrecord"))
     assert size > 20 << 20

@@ -18,7 +18,8 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (900 << 20), resource.RLIM_INFINITY))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for encode in ("keep", "png"):
-    tpufeed.shard(sys.argv[1], f"{sys.argv[2]}-{encode}", workers=1, max_rejects=100, encode=encode)
+    images = tpufeed.Images(encode=encode)
+    tpufeed.shard(sys.argv[1], f"{sys.argv[2]}-{encode}", workers=1, max_rejects=100, images=images)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 MOST_KILOBYTES = 300_000

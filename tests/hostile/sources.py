@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tpufeed
+from tests.grouped import in_groups
 from tests.hostile.machine import SERIAL, bounded_memory, bounded_time, dump, forge_value, picture, put
 from tpufeed.errors import TpufeedError
 
@@ -290,7 +291,7 @@ def take_source_step(step: SourceStep, folder: Path) -> str:
     result, said = "ok", ""
     with bounded_memory(), bounded_time():
         try:
-            tpufeed.shard(url, dataset, **options, **SERIAL)
+            tpufeed.shard(url, dataset, **in_groups(options), **SERIAL)
             tpufeed.verify(dataset, decode="all")
         except TpufeedError as error:
             result, said = type(error).__name__, str(error)

@@ -11,7 +11,7 @@ from PIL import Image
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import check_pixels, decode
 from tpufeed.images.header import read_header
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 
 REASONS = {"unreadable", "truncated", "not_an_image", "zero_bytes", "unsupported", "too_large", "too_small"}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # Pillow's of metadata
@@ -79,10 +79,10 @@ def test_the_check_refuses_what_full_decoding_refuses_and_nothing_else(jpegs):
 
 
 policies = st.builds(
-    ImagePolicy,
+    Images,
     check=st.just("full"),
     encode=st.sampled_from(["keep", "jpeg", "png", "webp"]),
-    presize_px=st.sampled_from([None, 8, 50, 99]),
+    presize=st.sampled_from([None, 8, 50, 99]),
     presize_mode=st.sampled_from(["short", "long", "fit"]),
     exif=st.sampled_from(["apply", "ignore"]),
     alpha=st.sampled_from(["white", "black"]),
@@ -150,21 +150,21 @@ def rare(h, v, progressive=False, share=1.0, side=240, wide=1):
 def test_half_a_scan_of_a_rare_subsampling_is_refused(sampling, progressive):
     """Pillow fills in grey and says nothing."""
     whole = rare(*sampling, progressive)
-    for policy in (ImagePolicy(), ImagePolicy(encode="exact"), ImagePolicy(encode="png"), ImagePolicy(presize_px=100)):
+    for policy in (Images(), Images(encode="exact"), Images(encode="png"), Images(presize=100)):
         stored = store_image(whole, policy)
-        assert stored.kept == (policy.presize_px is None and policy.encode != "png")
+        assert stored.kept == (policy.presize is None and policy.encode != "png")
         assert decode(stored.data).min() > 180
     for share in (0.5, 0.9):
         cut = rare(*sampling, progressive, share)
-        assert refusal(lambda cut=cut: store_image(cut, ImagePolicy())) in ("truncated", "unreadable")
+        assert refusal(lambda cut=cut: store_image(cut, Images())) in ("truncated", "unreadable")
         assert refusal(lambda cut=cut: decode(cut)) in ("truncated", "unreadable")
     broken = bytearray(whole)
     broken[-100:-90] = b"\xfe" * 10
-    assert refusal(lambda: store_image(bytes(broken), ImagePolicy())) == "unreadable"
+    assert refusal(lambda: store_image(bytes(broken), Images())) == "unreadable"
 
 
 def test_a_subsampling_that_no_decoder_interpolates_is_refused():
     """Its codes are all right: of three samples of luma there are two of one colour."""
     data = rare(3, 1, wide=2)
-    for check in (lambda: store_image(data, ImagePolicy()), lambda: decode(data)):
+    for check in (lambda: store_image(data, Images()), lambda: decode(data)):
         assert refusal(check) == "unreadable"

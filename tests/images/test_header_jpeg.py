@@ -14,21 +14,21 @@ from tpufeed.images import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.images.decoding import decode, image_size
 from tpufeed.images.header import read_jpeg_header
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.policy import ImagePolicy, load_image, store_image
+from tpufeed.images.policy import Images, load_image, store_image
 
 POLICIES = {
-    "default": ImagePolicy(),
-    "header": ImagePolicy(check="header"),
-    "exact": ImagePolicy(encode="exact"),
-    "presize": ImagePolicy(presize_px=8),
-    "png": ImagePolicy(encode="png"),
+    "default": Images(),
+    "header": Images(check="header"),
+    "exact": Images(encode="exact"),
+    "presize": Images(presize=8),
+    "png": Images(encode="png"),
 }
 READERS = {
     "decode": decode,
     "eighth": lambda data: decode(data, 8),
     "upright": decode_upright,
     "resize": lambda data: Pipeline([Resize(32)], 0).run_stored(memoryview(data), None, [()]),
-    "load": lambda data: load_image(data, ImagePolicy()),
+    "load": lambda data: load_image(data, Images()),
 } | {name: lambda data, policy=policy: store_image(data, policy) for name, policy in POLICIES.items()}
 
 
@@ -73,7 +73,7 @@ def test_a_lossless_jpeg_is_never_decoded_at_a_reduced_size(components):
         pipeline = Pipeline(ops, 3)
         draws = [op[0] for op in pipeline.draw(0, np.arange(1))]
         assert np.array_equal(pipeline.run_stored(memoryview(data), None, draws), pipeline.run(expected, draws))
-    stored = store_image(data, ImagePolicy(encode="png"))
+    stored = store_image(data, Images(encode="png"))
     assert np.array_equal(decode(stored.data), expected)
     for name, policy in POLICIES.items():
         stored = store_image(data, policy)
@@ -153,7 +153,7 @@ def test_arithmetic_codes_are_decoded_and_never_stored(name):
     assert expected.std() > 20
     assert np.array_equal(decode(data), expected)
     assert decode(data, 8).shape == (2, 3, 3)
-    for policy in (ImagePolicy(), ImagePolicy(encode="exact"), ImagePolicy(progressive="baseline")):
+    for policy in (Images(), Images(encode="exact"), Images(progressive="baseline")):
         stored = store_image(data, policy)
         assert not stored.kept
         assert Image.open(io.BytesIO(stored.data)).info.get("progressive") is None
@@ -211,13 +211,13 @@ def test_scans_beyond_any_use_are_refused_whatever_the_size():
 def test_photographs_in_many_scans_are_decoded(encoded, photos):
     """Those of Pillow have 10. 64 are tried by mozjpeg's search, of which it keeps 15 at most."""
     picture = Image.open(io.BytesIO(photos["china.jpg"]))
-    assert store_image(encoded(picture, "JPEG", progressive=True), ImagePolicy()).kept
+    assert store_image(encoded(picture, "JPEG", progressive=True), Images()).kept
     data = bomb(3800, 4000, 32)
-    stored = store_image(data, ImagePolicy(check="header"))
+    stored = store_image(data, Images(check="header"))
     assert stored.kept
     # Scans of a picture behind the end marker count for nothing.
     many = encoded(picture, "JPEG", progressive=True) + b"\xff\xda" * 5000
-    assert store_image(many, ImagePolicy()).kept
+    assert store_image(many, Images()).kept
 
 
 def test_a_header_of_more_pixels_than_the_file_has_bits_for_is_truncated(encoded):

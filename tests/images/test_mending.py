@@ -18,7 +18,7 @@ from tpufeed.images.decoding import check_pixels, decode
 from tpufeed.images.header import read_header
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.policy import ImagePolicy, load_image, store_image
+from tpufeed.images.policy import Images, load_image, store_image
 
 tf = lazy("tensorflow")
 
@@ -127,8 +127,8 @@ def test_damage_beside_the_pixels_is_mended_and_strict_readers_take_it(jpegs, da
             continue
         damaged = DAMAGE[damage](sound)
         with pytest.raises(ImageError):
-            store_image(damaged, ImagePolicy(damaged="reject"))
-        found, expected = store_image(damaged, ImagePolicy()), store_image(sound, ImagePolicy())
+            store_image(damaged, Images(damaged="reject"))
+        found, expected = store_image(damaged, Images()), store_image(sound, Images())
         assert found.odd == (*expected.odd, "damaged"), name
         assert (found.kept, found.mended) == (False, expected.kept)
         assert np.array_equal(decode(found.data), decode(expected.data)), name
@@ -155,7 +155,7 @@ def test_exif_that_cannot_be_parsed_costs_no_image(cat, encoded, block):
     data = encoded(cat, "JPEG", quality=90)
     data = put(data, 2, b"\xff\xe1" + (2 + len(payload)).to_bytes(2, "big") + payload)
     for damaged in (data, put(data, data.index(b"\xff\xdb"), JUNK)):
-        image = store_image(damaged, ImagePolicy())
+        image = store_image(damaged, Images())
         assert image.kept == (damaged is data)
         assert image.odd == (() if damaged is data else ("damaged",))
         assert np.array_equal(decode(image.data), decode(data))
@@ -168,7 +168,7 @@ def test_what_decoders_are_silent_of_is_kept_as_it_is(jpegs):
         put(sound, len(sound) - 2, b"\xff" * 9),
         put(sound, sound.index(b"\xff\xdb"), b"\xff"),
     ):
-        image = store_image(data, ImagePolicy())
+        image = store_image(data, Images())
         assert image.kept
         assert image.data == data
 
@@ -176,7 +176,7 @@ def test_what_decoders_are_silent_of_is_kept_as_it_is(jpegs):
 def test_garbage_before_the_start_is_no_image_to_any_reader(jpegs):
     for junk in (JUNK, b"\n"):
         with pytest.raises(ImageError) as raised:
-            store_image(junk + jpegs["baseline"], ImagePolicy())
+            store_image(junk + jpegs["baseline"], Images())
         assert raised.value.reason == "not_an_image"
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_scan_is_never_mended(jpegs):
         for data in (whole, more_between_segments, whole[:-2]):
             assert mended(data) is None, (name, str(error))
             with pytest.raises(ImageError) as raised:
-                store_image(data, ImagePolicy())
+                store_image(data, Images())
             assert raised.value.reason in REASONS
     assert refused > 60
     assert left_over > 20
@@ -260,7 +260,7 @@ def test_a_damaged_scan_is_never_mended(jpegs):
 
 def test_the_header_check_sees_what_is_before_the_scan_and_the_end_marker(jpegs):
     sound = jpegs["baseline"]
-    policy = ImagePolicy(check="header")
+    policy = Images(check="header")
     for damage in ("behind the EXIF block", "a short EXIF block", "no end marker"):
         assert store_image(DAMAGE[damage](sound), policy).mended, damage
     damaged = DAMAGE["zeros before the end"](sound)
@@ -272,7 +272,7 @@ def test_the_header_check_sees_what_is_before_the_scan_and_the_end_marker(jpegs)
 )
 def test_presizing_encoding_and_ops_take_what_is_mended(jpegs, damage):
     sound, damaged = jpegs["baseline"], DAMAGE[damage](jpegs["baseline"])
-    for policy in (ImagePolicy(presize_px=40), ImagePolicy(encode="jpeg"), ImagePolicy(encode="png")):
+    for policy in (Images(presize=40), Images(encode="jpeg"), Images(encode="png")):
         found, expected = store_image(damaged, policy), store_image(sound, policy)
         assert decode(found.data).tolist() == decode(expected.data).tolist()
         assert found.odd == ("damaged",)
@@ -282,7 +282,7 @@ def test_presizing_encoding_and_ops_take_what_is_mended(jpegs, damage):
     assert np.array_equal(
         pipeline.run_stored(memoryview(damaged), None, draws), pipeline.run_stored(memoryview(sound), None, draws)
     )
-    image, odd = load_image(damaged, ImagePolicy())
+    image, odd = load_image(damaged, Images())
     assert np.array_equal(
         pipeline.run_stored(memoryview(image), None, draws), pipeline.run_stored(memoryview(sound), None, draws)
     )
@@ -297,12 +297,12 @@ def test_a_run_of_0xff_takes_as_long_as_its_bytes(jpegs, behind):
     for name in ("baseline", "progressive"):
         sound = jpegs[name]
         with pytest.raises(ImageError) as raised:
-            store_image(sound[: len(sound) // 2] + run, ImagePolicy())
+            store_image(sound[: len(sound) // 2] + run, Images())
         assert raised.value.reason in REASONS
         stray = put(sound, sound.index(b"\xff\xdb"), b"\0" + run)  # with an end marker in it, all is behind the end
         assert (mended(stray) is None) == behind.startswith(b"\xff")
     sound = put(jpegs["baseline"], jpegs["baseline"].index(b"\xff\xdb"), b"\xff" * 1_000_000)
-    assert store_image(sound, ImagePolicy()).kept
+    assert store_image(sound, Images()).kept
 
 
 def icc(number, count, size=200):
@@ -358,23 +358,23 @@ def test_what_decoders_only_warn_of_in_a_header_is_repaired(jpegs, warning):
         expected = np.asarray(Image.open(io.BytesIO(colours)).convert("RGB"))
         pipeline = Pipeline([RandomResizedCrop(32)], 3)
         draws = [op[0] for op in pipeline.draw(0, np.arange(1))]
-        for policy in (ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="png")):
+        for policy in (Images(), Images(check="header"), Images(encode="png")):
             stored = store_image(damaged, policy)
             assert "damaged" in stored.odd, (name, policy)
             assert stored.mended == (policy.encode == "keep" and name != "CMYK")
             difference = np.abs(decode(stored.data).astype(int) - expected)
             assert difference.mean() < 8 if name == "CMYK" and policy.encode == "keep" else not difference.any()
         with pytest.raises(ImageError):
-            store_image(damaged, ImagePolicy(damaged="reject"))
+            store_image(damaged, Images(damaged="reject"))
         if name == "CMYK":
             continue
-        copy = store_image(damaged, ImagePolicy()).data
+        copy = store_image(damaged, Images()).data
         for pixels in strict_readers(copy):
             assert pixels.shape == expected.shape
         assert np.array_equal(
             pipeline.run_stored(memoryview(damaged), None, draws), pipeline.run_stored(memoryview(copy), None, draws)
         )
-        exact = store_image(damaged, ImagePolicy(encode="exact"))
+        exact = store_image(damaged, Images(encode="exact"))
         assert (exact.data, exact.kept) == (damaged, True)
 
 
@@ -383,6 +383,6 @@ def test_what_decoders_do_not_warn_of_in_a_header_stays(jpegs):
     sound = jpegs["baseline"]
     for more in (adobe(2), icc(1, 2) + icc(2, 2), icc(2, 2) + icc(1, 2), b"\xff\xe2\0\x0eICC_PROFILE\0"):
         data = put(sound, 20, more)
-        stored = store_image(data, ImagePolicy())
+        stored = store_image(data, Images())
         assert (stored.kept, stored.odd) == (True, ())
         assert stored.data == data

@@ -21,7 +21,7 @@ from tpufeed.images import policy as policy_module
 from tpufeed.images.decoding import decode, image_size
 from tpufeed.images.header import format_of_name, read_header, sniff
 from tpufeed.images.mending import orientation_of
-from tpufeed.images.policy import ImagePolicy, load_image, store_image
+from tpufeed.images.policy import Images, load_image, store_image
 
 pytest.importorskip("PIL._avif")
 pytestmark = pytest.mark.uses("pillow_heif", "pillow_jxl")
@@ -111,21 +111,21 @@ def test_each_kind_is_read_and_becomes_a_jpeg_with_the_pixels_of_its_decoder(fil
         assert header.odd == tuple(odd.split()), kind
         assert not header.plain
         for encode in ("keep", "exact", "jpeg"):
-            stored = store_image(data, ImagePolicy(encode=encode))
+            stored = store_image(data, Images(encode=encode))
             assert (stored.format, stored.kept, stored.odd) == ("jpeg", False, header.odd), kind
-        exact = store_image(data, ImagePolicy(encode="png"))
+        exact = store_image(data, Images(encode="png"))
         assert exact.channels == (1 if "greyscale" in odd else 3)
         np.testing.assert_array_equal(
-            load_image(data, ImagePolicy())[0][..., 0], pixels_of(exact).reshape(99, 150, -1)[..., 0]
+            load_image(data, Images())[0][..., 0], pixels_of(exact).reshape(99, 150, -1)[..., 0]
         )
         if not odd or odd == "animated":
             assert np.abs(pixels_of(exact).astype(int) - np.asarray(cat)).mean() < 4, kind
             np.testing.assert_array_equal(decode(data), pixels_of(exact))
         if "alpha" in odd:
-            black = pixels_of(store_image(data, ImagePolicy(encode="png", alpha="black")))
+            black = pixels_of(store_image(data, Images(encode="png", alpha="black")))
             assert pixels_of(exact)[0].mean() > 250, kind
             assert black[0].mean() < 5, kind
-    assert pixels_of(store_image(files["heic"], ImagePolicy(encode="webp"))).shape == (99, 150, 3)
+    assert pixels_of(store_image(files["heic"], Images(encode="webp"))).shape == (99, 150, 3)
 
 
 def test_more_than_8_bits_are_scaled_to_8(encoded):
@@ -137,18 +137,18 @@ def test_more_than_8_bits_are_scaled_to_8(encoded):
         heic_of_ten_bits("I;16", WIDE),
         encoded(grey, "JXL", lossless=True),
     ):
-        image = store_image(data, ImagePolicy(encode="png"))
+        image = store_image(data, Images(encode="png"))
         assert "deep" in image.odd
         assert np.abs(pixels_of(image).reshape(99, 150, -1)[..., 0] - expected).max() <= 2
-        assert reason_of(lambda data=data: store_image(data, ImagePolicy(deep="reject"))) == "unsupported"
+        assert reason_of(lambda data=data: store_image(data, Images(deep="reject"))) == "unsupported"
     floats = Image.fromarray((WIDE / 65535).astype(np.float32))
-    image = store_image(encoded(floats, "JXL", lossless=True), ImagePolicy(encode="png"))
+    image = store_image(encoded(floats, "JXL", lossless=True), Images(encode="png"))
     assert image.odd == ("deep", "greyscale")
     assert np.abs(pixels_of(image) - expected).max() <= 1
 
 
 def test_the_depth_of_an_avif_is_that_of_its_av1_configuration():
-    image = store_image(TEN_BITS, ImagePolicy(encode="png"))
+    image = store_image(TEN_BITS, Images(encode="png"))
     assert image.odd == ("deep",)
     assert np.abs(pixels_of(image)[..., 0] - np.linspace(0, 255, 64).reshape(8, 8)).max() < 6
 
@@ -160,11 +160,11 @@ def test_a_turned_image_is_turned_once(cat, encoded, orientation):
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded(cat, "PNG", exif=exif_of(orientation)))))
     avif = encoded(cat, "AVIF", quality=90, exif=exif_of(orientation))
     for data, at_decoding in ((avif, False), (heic(cat, exif=exif_of(orientation).tobytes()), True)):
-        image = store_image(data, ImagePolicy(encode="png"))
+        image = store_image(data, Images(encode="png"))
         assert (image.width, image.height) == upright.size
         assert np.abs(pixels_of(image).astype(int) - np.asarray(upright)).mean() < 4
         assert image.orientation == orientation_of(data) == (1 if at_decoding else orientation)
-        ignored = store_image(data, ImagePolicy(encode="png", exif="ignore"))
+        ignored = store_image(data, Images(encode="png", exif="ignore"))
         assert (ignored.width, ignored.height) == (upright.size if at_decoding else cat.size)
     corners = Image.new("RGB", (32, 16), (200, 0, 0))
     for colour, box in (((0, 200, 0), (16, 0, 32, 8)), ((0, 0, 200), (0, 8, 16, 16)), ((220,) * 3, (16, 8, 32, 16))):
@@ -173,7 +173,7 @@ def test_a_turned_image_is_turned_once(cat, encoded, orientation):
     bits = int.from_bytes(CODESTREAM[2:], "little") & ~(7 << 11) | (orientation - 1) << 11
     naked = CODESTREAM[:2] + bits.to_bytes(len(CODESTREAM) - 2, "little")
     for data in (naked, PACKED) if orientation == 6 else (naked,):
-        image = store_image(data, ImagePolicy(encode="png"))
+        image = store_image(data, Images(encode="png"))
         assert (image.width, image.height) == expected.size
         assert np.abs(pixels_of(image).astype(int) - np.asarray(expected)).mean() < 12
         assert (image.orientation, image_size(data)) == (1, expected.size[::-1])
@@ -184,7 +184,7 @@ def test_files_that_end_early_are_refused_wherever_they_end(files):
         data = files[kind]
         for size in {*range(0, 60, 3), *range(60, len(data), max(1, len(data) // 60)), len(data) - 1}:
             cut = data[:size]
-            for call in (partial(store_image, policy=ImagePolicy()), decode):
+            for call in (partial(store_image, policy=Images()), decode):
                 found = reason_of(lambda call=call, cut=cut: call(cut))
                 assert found in ("truncated", "unreadable", "not_an_image", "zero_bytes"), (kind, size)
 
@@ -199,7 +199,7 @@ def test_damaged_files_are_refused_or_have_their_size(files):
             for place in draws.integers(0, len(data), 3):
                 damaged[place] ^= 1 << draws.integers(8)
             try:
-                image = store_image(bytes(damaged), ImagePolicy(max_pixels=10**6))
+                image = store_image(bytes(damaged), Images(max_pixels=10**6))
             except ImageError:
                 refused += 1
             else:
@@ -210,7 +210,7 @@ def test_damaged_files_are_refused_or_have_their_size(files):
 def test_too_many_pixels_are_refused_before_they_are_decoded(files, monkeypatch):
     monkeypatch.setattr(policy_module, "decode_stored", None)
     for data in files.values():
-        assert reason_of(lambda data=data: store_image(data, ImagePolicy(max_pixels=149 * 99))) == "too_large"
+        assert reason_of(lambda data=data: store_image(data, Images(max_pixels=149 * 99))) == "too_large"
     # Of 60,000 x 60,000 pixels: not small, 18 bits of height less 1 (way 2), and the ratio 1:1.
     bomb = b"\xff\x0a" + (2 << 1 | 59_999 << 3 | 1 << 21 | 1 << 24).to_bytes(4, "little")
     assert reason_of(lambda: read_header(bomb)) == "too_large"
@@ -219,7 +219,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(files, monkeypatch)
 
 def test_what_the_plug_in_of_jpeg_xl_reads_wrongly_is_unsupported():
     animated = bytes.fromhex("ff0a10032a099a00404c08040100fd44")
-    assert reason_of(lambda: store_image(animated, ImagePolicy())) == "unsupported"
+    assert reason_of(lambda: store_image(animated, Images())) == "unsupported"
 
 
 def test_other_containers_of_the_same_kind_are_no_images():
@@ -281,9 +281,9 @@ def test_plug_ins_are_imported_when_they_are_needed_and_leave_pillow_alone(files
 import sys
 from pathlib import Path
 import tpufeed
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 assert not {"pillow_heif", "pillow_jxl", "PIL.AvifImagePlugin"} & set(sys.modules)
-store_image(Path("x").read_bytes(), ImagePolicy())
+store_image(Path("x").read_bytes(), Images())
 from PIL import Image
 Image.init()
 assert "HEIF" not in Image.OPEN

@@ -14,11 +14,11 @@ from tests.images.reading import decode_upright, segments_of
 from tpufeed.errors import ImageError, OptionError
 from tpufeed.images.decoding import decode
 from tpufeed.images.header import read_jpeg_header
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 
 tf = lazy("tensorflow")
 
-FULL, HEADER, EXACT = ImagePolicy(), ImagePolicy(check="header"), ImagePolicy(encode="exact")
+FULL, HEADER, EXACT = Images(), Images(check="header"), Images(encode="exact")
 JPEG = {"jpeg", "jpeg, 4:4:4", "jpeg, progressive", "jpeg, grey"}
 KEPT = {*JPEG, "png", "png, grey", "png, palette", "webp", "webp, lossless"}
 GREY = {"jpeg, grey", "png, grey", "png, grey and alpha", "png, 16 bit", "png, 1 bit"}
@@ -107,9 +107,9 @@ def test_a_damaged_scan_passes_the_header_check_and_fails_the_full_one(photos, k
 
 def test_what_is_encoded_anew_is_decoded_strictly_under_either_check(kinds):
     for kind in ("jpeg, turned", "jpeg, cmyk"):
-        for policy in (FULL, HEADER, ImagePolicy(presize_px=32)):
+        for policy in (FULL, HEADER, Images(presize=32)):
             assert reason_of(damaged_scan(kinds[kind]), policy) == "unreadable"
-    assert reason_of(damaged_scan(kinds["jpeg"]), ImagePolicy(check="header", presize_px=32)) == "unreadable"
+    assert reason_of(damaged_scan(kinds["jpeg"]), Images(check="header", presize=32)) == "unreadable"
 
 
 @pytest.mark.uses("tensorflow")
@@ -134,7 +134,7 @@ def test_what_passes_the_full_check_stops_no_training_in_tensorflow(kinds):
 
 @pytest.mark.parametrize("presize", [8, 33, 64, 99])
 def test_presize_brings_the_shorter_side_to_it(kinds, presize):
-    policy = ImagePolicy(presize_px=presize)
+    policy = Images(presize=presize)
     for kind, data in kinds.items():
         image = store_image(data, policy)
         height, width = decode_upright(data).shape[:2]
@@ -147,15 +147,13 @@ def test_presize_brings_the_shorter_side_to_it(kinds, presize):
 
 
 def test_quality_is_the_jpeg_s(photos):
-    sizes = [
-        len(store_image(photos["china.jpg"], ImagePolicy(presize_px=200, quality=q)).data) for q in (1, 50, 90, 100)
-    ]
+    sizes = [len(store_image(photos["china.jpg"], Images(presize=200, quality=q)).data) for q in (1, 50, 90, 100)]
     assert sizes == sorted(set(sizes))
 
 
 @pytest.mark.parametrize("encode", ["jpeg", "png", "webp"])
 def test_everything_is_of_the_format_that_is_asked_for(kinds, encode):
-    policy = ImagePolicy(encode=encode, quality=95)
+    policy = Images(encode=encode, quality=95)
     for kind, data in kinds.items():
         image = store_image(data, policy)
         assert image.format == encode == Image.open(io.BytesIO(image.data)).format.lower()
@@ -168,23 +166,23 @@ def test_everything_is_of_the_format_that_is_asked_for(kinds, encode):
 
 def test_sides_that_a_format_cannot_hold_are_refused(encoded):
     wide = encoded(Image.new("L", (70_000, 1)), "PNG")
-    assert reason_of(wide, ImagePolicy(encode="jpeg")) == "too_large"
-    assert reason_of(wide, ImagePolicy(encode="webp")) == "too_large"
+    assert reason_of(wide, Images(encode="jpeg")) == "too_large"
+    assert reason_of(wide, Images(encode="webp")) == "too_large"
     assert store_image(wide, FULL).kept
 
 
 def test_a_policy_is_plain_data_under_stable_names():
-    data = ImagePolicy(presize_px=256).to_dict()
+    data = Images(presize=256).to_dict()
     assert json.loads(json.dumps(data)) == data
-    assert ImagePolicy(**data) == ImagePolicy(presize_px=256)
+    assert Images(**{name: value for name, value in data.items() if name != "restart_markers"}) == Images(presize=256)
     assert data == {
         "check": "full",
         "encode": "keep",
         "quality": 90,
-        "presize_px": 256,
+        "presize": 256,
         "presize_mode": "short",
         "max_pixels": 178_956_970,
-        "min_side_px": 1,
+        "min_side": 1,
         "exif": "apply",
         "cmyk": "rgb",
         "alpha": "white",
@@ -199,10 +197,10 @@ def test_a_policy_is_plain_data_under_stable_names():
 
 
 NUMBERS = {
-    "presize_px": (7, 16385, -1, 64.0, True, "64"),
+    "presize": (7, 16385, -1, 64.0, True, "64"),
     "quality": (0, 101, 90.5, None),
     "max_pixels": (0, 178_956_971, None),
-    "min_side_px": (0, 65536, 1.0),
+    "min_side": (0, 65536, 1.0),
 }
 CHOICES = [
     "check",
@@ -226,8 +224,8 @@ CHOICES = [
 )
 def test_options_out_of_range_are_refused(name, value):
     allowed = "whole number between" if name in NUMBERS else "'"
-    with pytest.raises(OptionError, match=f"^{name} is a? ?{allowed}.*, not {re.escape(repr(value))}"):
-        ImagePolicy(**{name: value})
+    with pytest.raises(OptionError, match=rf"^images\.{name} is a? ?{allowed}.*, not {re.escape(repr(value))}"):
+        Images(**{name: value})
 
 
 def test_exact_stores_a_mendable_file_as_it_is_or_rejects_it(photos):
@@ -237,7 +235,7 @@ def test_exact_stores_a_mendable_file_as_it_is_or_rejects_it(photos):
     exact = store_image(stray, EXACT)
     assert (exact.data, exact.kept, exact.odd) == (stray, True, ("damaged",))
     with pytest.raises(ImageError) as caught:
-        store_image(stray, ImagePolicy(encode="exact", damaged="reject"))
+        store_image(stray, Images(encode="exact", damaged="reject"))
     assert caught.value.reason == "unreadable"
 
 
@@ -246,15 +244,15 @@ def test_a_progressive_file_is_kept_or_becomes_baseline_without_loss(photos, enc
     data = encoded(picture, "JPEG", progressive=True, quality=92)
     kept = store_image(data, FULL)
     assert (kept.data, kept.unmarked) == (data, "progressive")
-    baseline = store_image(data, ImagePolicy(progressive="baseline"))
+    baseline = store_image(data, Images(progressive="baseline"))
     assert baseline.kept
     assert segments_of(baseline.data) is not None
     np.testing.assert_array_equal(decode(baseline.data), decode(data))
     small = encoded(picture.resize((60, 40)), "JPEG", progressive=True)
-    stored = store_image(small, ImagePolicy(progressive="baseline"))
+    stored = store_image(small, Images(progressive="baseline"))
     assert stored.added_bytes is not None
     assert read_jpeg_header(stored.data).mcu is not None
     np.testing.assert_array_equal(decode(stored.data), decode(small))
     for encode in ("exact", "png"):
         with pytest.raises(OptionError, match="progressive='baseline'"):
-            ImagePolicy(progressive="baseline", encode=encode)
+            Images(progressive="baseline", encode=encode)

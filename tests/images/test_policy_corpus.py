@@ -8,7 +8,7 @@ import pytest
 from tpufeed.errors import ImageError
 from tpufeed.images import policy as policy_module
 from tpufeed.images.decoding import decode
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_corpus.py"
 
@@ -40,21 +40,21 @@ def outcome(folder, path, policy):
 @pytest.mark.all
 def test_every_file_is_kept_changed_or_rejected_as_it_says(corpus):
     folder, expectations = corpus
-    assert {path: outcome(folder, path, ImagePolicy()) for path in expectations} == expectations
+    assert {path: outcome(folder, path, Images()) for path in expectations} == expectations
 
 
 def test_the_header_check_takes_broken_scans_and_nothing_else(corpus):
     folder, expectations = corpus
     for path, expectation in expectations.items():
         expected = "kept" if "broken-scan" in path else expectation
-        assert outcome(folder, path, ImagePolicy(check="header")) == expected, path
+        assert outcome(folder, path, Images(check="header")) == expected, path
 
 
 @pytest.mark.first_cases(1)
 @pytest.mark.parametrize(("mode", "encode"), [("short", "keep"), ("fit", "jpeg"), ("short", "png"), ("long", "webp")])
 def test_what_is_taken_is_taken_at_every_size_and_in_every_format(corpus, mode, encode):
     folder, expectations = corpus
-    policy = ImagePolicy(encode=encode, presize_px=48, presize_mode=mode)
+    policy = Images(encode=encode, presize=48, presize_mode=mode)
     for path, expectation in expectations.items():
         found = outcome(folder, path, policy)
         if expectation in ("kept", "changed"):
@@ -74,7 +74,7 @@ def test_header_bombs_are_refused_without_decoding(corpus, monkeypatch):
     assert {Path(path).suffix for path in bombs} == {".jpg", ".png", ".webp", ".gif", ".bmp", ".tiff"}
     for path in bombs:
         assert (folder / path).stat().st_size < 10_000
-        assert outcome(folder, path, ImagePolicy()) == "too_large", path
+        assert outcome(folder, path, Images()) == "too_large", path
 
 
 @pytest.mark.all

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tpufeed.images.decoding import decode
-from tpufeed.images.policy import ImagePolicy, scaled_size, shrink, store_image
+from tpufeed.images.policy import Images, scaled_size, shrink, store_image
 
 sides = st.integers(1, 5000)
 
@@ -52,7 +52,7 @@ def test_the_filter_is_close_to_pillow_s_lanczos(photos, name, share):
 @pytest.mark.parametrize("side", [40, 64, 100, 140])
 def test_presized_photographs_are_close_to_full_decoding(photos, name, side):
     """These small photographs are sharper to the pixel than large ones."""
-    image = store_image(photos[name], ImagePolicy(presize_px=side, encode="png"))
+    image = store_image(photos[name], Images(presize=side, encode="png"))
     expected = lanczos(decode(photos[name]), image.height, image.width)
     assert psnr(decode(image.data), expected) > 35
 
@@ -60,7 +60,7 @@ def test_presized_photographs_are_close_to_full_decoding(photos, name, side):
 @pytest.mark.parametrize("side", [31, 64, 100])
 def test_fit_is_what_pillow_fits(photos, kinds, side):
     for data in (photos["china.jpg"], photos["astronaut.png"], kinds["jpeg, turned"], kinds["webp"]):
-        image = store_image(data, ImagePolicy(presize_px=side, presize_mode="fit", encode="png"))
+        image = store_image(data, Images(presize=side, presize_mode="fit", encode="png"))
         upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
         expected = np.asarray(ImageOps.fit(upright, (min(side, *upright.size),) * 2, Image.Resampling.LANCZOS))
         found = decode(image.data)
@@ -69,7 +69,7 @@ def test_fit_is_what_pillow_fits(photos, kinds, side):
 
 
 def test_fit_cuts_what_is_smaller_and_keeps_what_is_square(kinds, encoded, cat):
-    policy = ImagePolicy(presize_px=400, presize_mode="fit")
+    policy = Images(presize=400, presize_mode="fit")
     for kind, data in kinds.items():
         image = store_image(data, policy)
         assert (image.height, image.width, image.kept) == (99, 99, False), kind
@@ -90,7 +90,7 @@ def test_fit_cuts_what_is_smaller_and_keeps_what_is_square(kinds, encoded, cat):
 )
 def test_extreme_shapes(encoded, mode, size):
     for image_format in ("PNG", "JPEG"):
-        policy = ImagePolicy(presize_px=8, presize_mode=mode)
+        policy = Images(presize=8, presize_mode=mode)
         image = store_image(encoded(Image.new("RGB", size, (9, 200, 30)), image_format), policy)
         assert np.abs(decode(image.data).astype(int) - (9, 200, 30)).max() < 8
         assert max(size) > 1 or (image.width, image.height) == size

@@ -22,7 +22,7 @@ from tpufeed.images.decoding import check_pixels, decode
 from tpufeed.images.header import read_header, read_jpeg_header
 from tpufeed.images.markers import is_sound, mark_jpeg
 from tpufeed.images.mending import mend
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, add_markers, to_baseline
 
 assert CAN_REWRITE, "the C extension is not built: scripts/setup-venv builds it where a C compiler is"
@@ -162,7 +162,7 @@ def test_a_segment_of_tables_that_is_full_takes_no_further_category(spare):
     else:
         check_same_picture(full, add_markers(full, 1))
     for check in ("full", "header"):
-        np.testing.assert_array_equal(decode(store_image(full, ImagePolicy(check=check)).data), decode(full))
+        np.testing.assert_array_equal(decode(store_image(full, Images(check=check)).data), decode(full))
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -175,12 +175,12 @@ def test_what_is_stored_is_checked_and_not_what_was_read(monkeypatch, progressiv
         return rewritten[: rewritten.index(b"\xff\xda") + 40] + b"\xff\xd9"
 
     monkeypatch.setattr("tpufeed.images.policy.mark_jpeg", spoil)
-    stored = store_image(data, ImagePolicy(progressive="baseline"))
+    stored = store_image(data, Images(progressive="baseline"))
     assert stored.data == data
     assert stored.unmarked
     damaged = data[: len(data) // 2] + b"\xff\xd9"
     with pytest.raises(ImageError):
-        store_image(damaged, ImagePolicy(progressive="baseline"))
+        store_image(damaged, Images(progressive="baseline"))
 
 
 def patched(data, at, *values):
@@ -286,7 +286,7 @@ def test_what_is_sound_by_its_first_row_decodes_strictly():
 def test_damage_is_found_as_without_rewriting(progressive):
     """store_image refuses the same mutants, for the same reason, whether it rewrites or not."""
     originals = [jpeg(picture(150, 200, seed), quality=90, progressive=progressive) for seed in range(2)]
-    exact, rewritten = ImagePolicy(encode="exact"), ImagePolicy(progressive="baseline")
+    exact, rewritten = Images(encode="exact"), Images(progressive="baseline")
 
     def outcome(data, policy):
         try:

@@ -16,17 +16,17 @@ from tpufeed.errors import ImageError
 from tpufeed.images.decoding import decode
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import decode_mask, store_mask
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 
-POLICIES = [ImagePolicy(), ImagePolicy(presize_px=16), ImagePolicy(encode="jpeg"), ImagePolicy(greyscale="rgb")]
+POLICIES = [Images(), Images(presize=16), Images(encode="jpeg"), Images(greyscale="rgb")]
 # Stores files in a process whose fresh memory is filled, and prints what came.
 STORE = """
 import hashlib, sys
 from tpufeed.errors import ImageError
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 for path in sys.argv[1:]:
     try:
-        print(hashlib.md5(store_image(open(path, "rb").read(), ImagePolicy()).data).hexdigest())
+        print(hashlib.md5(store_image(open(path, "rb").read(), Images()).data).hexdigest())
     except ImageError as error:
         print(error.reason, error)
 """
@@ -42,7 +42,7 @@ def png(width, height, raw, colour=0, depth=8, before=(), *, interlace=0, after=
     return b"\x89PNG\r\n\x1a\n" + b"".join((chunk(b"IHDR", header), *before, pixels, *after, chunk(b"IEND", b"")))
 
 
-def refused(data, policy=ImagePolicy()):  # noqa: B008  # is immutable
+def refused(data, policy=Images()):  # noqa: B008  # is immutable
     with pytest.raises(ImageError) as caught:
         store_image(data, policy)
     return caught.value.reason
@@ -69,7 +69,7 @@ def test_a_png_without_its_last_rows(policy, colour, channels):
 def test_rows_that_are_black_are_rows():
     for colour, channels in ((0, 1), (2, 3)):
         data = png(64, 64, (b"\0" + bytes(64 * channels)) * 64, colour)
-        assert store_image(data, ImagePolicy()).data == data
+        assert store_image(data, Images()).data == data
         assert not decode(data).any()
 
 
@@ -77,7 +77,7 @@ def test_an_interlaced_png_without_its_last_pass():
     with io.BytesIO() as buffer:  # 8 x 8: passes of 1, 1, 2, 4, 8, 16 and 32 pixels
         raw = b"".join(b"\0" + bytes([9] * size) for size in (1, 1, 2, 2, 2, 4, 4, 4, 4, 4, 4, 8, 8, 8, 8))
         buffer.write(raw)
-    assert store_image(png(8, 8, raw, interlace=1), ImagePolicy()).kept
+    assert store_image(png(8, 8, raw, interlace=1), Images()).kept
     assert refused(png(8, 8, raw[:-9], interlace=1)) == "truncated"
 
 
@@ -104,7 +104,7 @@ def test_a_row_with_a_filter_that_there_is_not():
 def test_a_palette_png_without_a_palette_before_its_pixels(before, after):
     raw = (b"\0" + bytes(range(32))) * 32
     assert refused(png(32, 32, raw, 3, before=before, after=after)) == "unreadable"
-    assert store_image(png(32, 32, raw, 3, before=[chunk(b"PLTE", bytes(range(96)))]), ImagePolicy()).kept
+    assert store_image(png(32, 32, raw, 3, before=[chunk(b"PLTE", bytes(range(96)))]), Images()).kept
 
 
 def test_a_png_with_values_that_only_some_decoders_pass_over():
@@ -123,7 +123,7 @@ def test_a_png_with_values_that_only_some_decoders_pass_over():
     assert refused(png(32, 32, raw, before=[chunk(b"ABCD", b"x")])) == "unreadable"
     assert refused(png(32, 32, raw, before=[png(32, 32, raw)[8:33]])) == "unreadable"  # IHDR again
     text = chunk(b"tEXt", b"a\0the word IDAT in a comment")
-    assert store_image(png(32, 32, raw, before=[text], after=[text]), ImagePolicy()).kept
+    assert store_image(png(32, 32, raw, before=[text], after=[text]), Images()).kept
 
 
 def test_a_mask_without_its_last_rows():
@@ -152,7 +152,7 @@ def test_a_gif_whose_codes_end_before_its_last_row(interlace, transparent):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 8, (64, 64), np.uint8) * 30)
     options = {"transparency": 3} if transparent else {}
     data = encoded(picture, "GIF", interlace=interlace, **options)
-    assert store_image(data, ImagePolicy())
+    assert store_image(data, Images())
     start = data.index(b"\x2c") + 11  # of the first block of codes
     assert data[start] == 255
     # A block's end in the middle, and an end code in it: of 9 bits, as the codes are by then.
@@ -174,8 +174,8 @@ def gif(codes, control=b""):
 def test_a_gif_with_an_end_code_in_its_middle(control):
     clear, end = 256, 257
     rows = [clear, *range(1, 129), clear, *range(1, 129), end]
-    assert store_image(gif(rows, control), ImagePolicy()).height == 16
-    assert store_image(gif([clear, *[0] * 128, clear, *[5] * 128, end], control), ImagePolicy()).height == 16
+    assert store_image(gif(rows, control), Images()).height == 16
+    assert store_image(gif([clear, *[0] * 128, clear, *[5] * 128, end], control), Images()).height == 16
     assert refused(gif([clear, *range(1, 129), end], control)) == "truncated"
 
 
@@ -187,7 +187,7 @@ def test_sound_fax_tiffs_are_taken(compression, rows, width):
     picture = Image.fromarray(np.random.default_rng(0).random((70, width)) < 0.3)
     for order in (1, 2):
         data = encoded(picture, "TIFF", compression=compression, tiffinfo={278: rows, 266: order})
-        assert np.array_equal(decode(store_image(data, ImagePolicy()).data)[..., 0] > 0, np.asarray(picture))
+        assert np.array_equal(decode(store_image(data, Images()).data)[..., 0] > 0, np.asarray(picture))
 
 
 def damaged_tiffs(folder):
@@ -270,13 +270,13 @@ def test_bands_of_a_tiff_that_are_no_alpha_are_left_out_and_counted(bands, extra
     fields = {256: [30], 257: [20], 258: [8] * bands, 259: [1], 262: [2], 273: [8], 277: [bands], 278: [20]}
     fields |= {279: [pixels.size]} | ({338: extra} if extra else {})
     data = tiff(fields, pixels.tobytes())
-    image = store_image(data, ImagePolicy())
+    image = store_image(data, Images())
     assert image.odd == odd
     if "alpha" not in odd:
         assert np.array_equal(decode(image.data), pixels[..., :3])
     if "bands" in odd:
-        assert refused(data, ImagePolicy(bands="reject")) == "unsupported"
-        assert "bands" not in ImagePolicy().to_dict()  # older datasets grow
+        assert refused(data, Images(bands="reject")) == "unsupported"
+        assert "bands" not in Images().to_dict()  # older datasets grow
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
@@ -286,7 +286,7 @@ def test_a_transparent_grey_is_a_sample_of_the_file(depth):
     rows = np.packbits(bits.astype(np.uint8).reshape(8, -1), axis=1)
     level = 1
     data = png(8, 8, b"".join(b"\0" + row.tobytes() for row in rows), 0, depth, [chunk(b"tRNS", b"\0\1")])
-    pixels = decode(store_image(data, ImagePolicy()).data)[..., 0]
+    pixels = decode(store_image(data, Images()).data)[..., 0]
     assert (pixels[values == level] == 255).all()
     others = values != level
     assert np.abs(pixels[others] - values[others] * (255 / ((1 << depth) - 1))).max() <= 1
@@ -295,5 +295,5 @@ def test_a_transparent_grey_is_a_sample_of_the_file(depth):
 def test_a_transparent_colour_of_16_bits_is_compared_in_16_bits():
     row = struct.pack(">6H", 1000, 2000, 3000, 1001, 2000, 3000)
     data = png(2, 1, b"\0" + row, 2, 16, [chunk(b"tRNS", struct.pack(">3H", 1000, 2000, 3000))])
-    assert decode(store_image(data, ImagePolicy()).data).tolist() == [[[255] * 3, [3, 7, 11]]]
-    assert decode(store_image(data, ImagePolicy(alpha="black")).data).tolist() == [[[0] * 3, [3, 7, 11]]]
+    assert decode(store_image(data, Images()).data).tolist() == [[[255] * 3, [3, 7, 11]]]
+    assert decode(store_image(data, Images(alpha="black")).data).tolist() == [[[0] * 3, [3, 7, 11]]]

@@ -36,7 +36,7 @@ def found(photo_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
         target = folder / "photos" / "abcde"[number % 5] / f"{number}.jpg"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(photo)
-    tpufeed.shard(folder / "photos", folder / "flowers", presize=32, workers=1)
+    tpufeed.shard(folder / "photos", folder / "flowers", images=tpufeed.Images(presize=32), workers=1)
     blocks = re.findall(
         r"```python\n(.*?)```", PAGE.partition("\n## The step clock\n")[2].partition("\n## ")[0], re.DOTALL
     )

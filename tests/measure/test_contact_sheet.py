@@ -150,7 +150,7 @@ def boxed(folder, classes, each=1):
     boxes = [[2, 2, 50, 30]] * len(classes) * each
     row = {"path": "a.png", "boxes": boxes} | ({"label": [*classes] * each} if classes else {})
     (folder / "table.jsonl").write_text(json.dumps(row | ({} if classes else {"boxes": [[2, 2, 50, 30]]})) + "\n")
-    options = {"boxes": "boxes", "workers": 1} | ({} if classes else {"label": "none"})
+    options = {"boxes": tpufeed.Boxes(column="boxes"), "workers": 1} | ({} if classes else {"label": "none"})
     return open_dataset(tpufeed.shard(folder / "table.jsonl", folder / "out", **options).url)
 
 

@@ -263,7 +263,7 @@ def test_images_of_one_size_need_no_ops(
 ) -> None:
     monkeypatch.setattr(alternatives, "measure_loader", measure_faster)
     url = f"{scheme}{tmp_path}/alike" if not scheme else "memory://doctor-alike"
-    tpufeed.shard(colour_folder, url, presize=32, presize_mode="fit", workers=1)
+    tpufeed.shard(colour_folder, url, images=tpufeed.Images(presize=32, presize_mode="fit"), workers=1)
     found = examine(url, **(SHORT | {"tpu": "v6e-8", "ops": [HorizontalFlip()]}))
     assert stages_of(found)["assembly"].images_per_second > 0
     (raw,) = (action for action in found.actions if action.do.startswith("warm a raw cache"))

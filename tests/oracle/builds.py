@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 import tpufeed
+from tests.grouped import in_groups
 from tests.oracle.commands import dawdle, kill_at, run
 from tests.oracle.seeds import make_parser, try_seeds
 from tests.oracle.sources import (
@@ -286,7 +287,9 @@ class Builds(RuleBasedStateMachine):
             each.has_varied = source.varies
 
         def work():
-            tpufeed.shard(source.url, self.dataset, **options, overwrite=overwrite, workers=1, max_rejects="100%")
+            tpufeed.shard(
+                source.url, self.dataset, **in_groups(options), overwrite=overwrite, workers=1, max_rejects="100%"
+            )
 
         def between():
             self.untouched()

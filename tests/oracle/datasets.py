@@ -170,17 +170,15 @@ def make_pool(folder):
 
     lists = {
         "label": "kinds",
-        "boxes": "boxes",
-        "box_columns": ["hidden"],
-        "keypoints": "poses",
         "image_columns": {"mask": "mask_path:mask"},
     }
     columns = ("label", "kp", "kp2", "same", "speed", "boxes", "hidden", "poses", "mask", "window")
     for number, (count, first, longest) in enumerate(((22, 400, (4, 3)), (17, 501, (2, 5)))):
         table = write_table(raw / f"table{number}", count, first, longest)
         name = ("lists", "lists2")[number]
-        pairs = {"flip_pairs": [(0, 2)]} if number else {}
-        pool[name] = made(shard(name, table, shards=2, **lists, **pairs), columns=columns)
+        pairs = [(0, 2)] if number else None
+        boxes = tpufeed.Boxes(column="boxes", columns=["hidden"], keypoints="poses", flip_pairs=pairs)
+        pool[name] = made(shard(name, table, shards=2, boxes=boxes, **lists), columns=columns)
         name = ("tags", "tags2")[number]
         pool[name] = made(shard(name, table, shards=3, label="tags"), columns=("label", "kp", "speed"))
     cache.warmup(folder / "lists", folder / "lists-crops", ops=[RandomCrop(16)], variants=2, workers=1)

@@ -153,7 +153,7 @@ def put_source(url, kind, numbers):
         records = ({"image": name, "label": label, "box": [[1, 2, 9, 8]]} for name, label, _ in rows)
         text = "\n".join(map(json.dumps, records))
     store.put(f"table.{kind}", text.encode())
-    return f"{url}/table.{kind}", {"boxes": "box"} if kind == "jsonl" else {}
+    return f"{url}/table.{kind}", {"boxes": tpufeed.Boxes(column="box")} if kind == "jsonl" else {}
 
 
 def chain(root, kind):

@@ -204,7 +204,13 @@ def places(photos, dataset, tmp_path_factory):
     """What the doctor examines: url, ops, and how many actions it proposes at least."""
     folder = tmp_path_factory.mktemp("examined")
     large = write_photos(folder / "large photos", 12, (640, 480))
-    tpufeed.shard(large, folder / "long", presize=600, presize_mode="long", splits="train=0.5,val=0.5", workers=1)
+    tpufeed.shard(
+        large,
+        folder / "long",
+        images=tpufeed.Images(presize=600, presize_mode="long"),
+        splits="train=0.5,val=0.5",
+        workers=1,
+    )
     tpufeed.shard(photos, folder / "small shards", shard_bytes="20KB", workers=1)
     warmup(dataset, folder / "whole", ops=[Resize(72), CenterCrop(72)], workers=1)
     default = [RandomResizedCrop(64), HorizontalFlip()]

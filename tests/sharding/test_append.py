@@ -168,7 +168,7 @@ def boxes(tmp_path):
     """The boxes of a table of six images, of which two are upside down, and the dataset of the other four."""
     draw(tmp_path / "im", [f"{number}.png" for number in range(6)])
     boxes = {f"{number}.png": UPSIDE_DOWN if number in (2, 4) else GOOD for number in range(6)}
-    tpufeed.shard(table_of(tmp_path, boxes), tmp_path / "d", boxes="boxes", workers=1)
+    tpufeed.shard(table_of(tmp_path, boxes), tmp_path / "d", boxes=tpufeed.Boxes(column="boxes"), workers=1)
     assert sorted(samples_of(tmp_path / "d")) == [f"im/{number}.png" for number in (0, 1, 3, 5)]
     return boxes
 
@@ -203,13 +203,15 @@ def test_what_is_rejected_again_for_the_same_reason_is_left_out_and_said(boxes, 
 def test_what_was_rejected_is_tried_again_with_other_options(tmp_path):
     draw(tmp_path / "old", ["a/1.png", "a/2.png"])
     Image.new("RGB", (9, 9)).save(tmp_path / "old/a/small.png")
-    tpufeed.shard(tmp_path / "old", tmp_path / "d", min_side=10, workers=1)
+    tpufeed.shard(tmp_path / "old", tmp_path / "d", images=tpufeed.Images(min_side=10), workers=1)
     assert tpufeed.append(tmp_path / "old", tmp_path / "d", workers=1).added == 0
     options = {"append": True, "allow_different": True, "workers": 1}
-    assert tpufeed.shard(tmp_path / "old", tmp_path / "d", min_side=5, **options).added == 1
+    assert tpufeed.shard(tmp_path / "old", tmp_path / "d", images=tpufeed.Images(min_side=5), **options).added == 1
 
 
-@pytest.mark.parametrize("options", [{"classes": ["a"]}, {"shards": 1}, {"hosts": 2}, {"seed": 3}, {"encode": "png"}])
+@pytest.mark.parametrize(
+    "options", [{"classes": ["a"]}, {"shards": 1}, {"hosts": 2}, {"seed": 3}, {"images": tpufeed.Images(encode="png")}]
+)
 def test_what_was_rejected_is_not_tried_again_whatever_the_first_build_was_given(options, tmp_path):
     draw(tmp_path / "old", ["a/1.png", "a/2.png"])
     (tmp_path / "old/a/3.png").write_bytes(b"no image")
@@ -415,10 +417,10 @@ def test_shard_appends_with_the_options_of_the_dataset_alone(grown, tmp_path):
     url, _, _ = grown
     more = draw(tmp_path / "more", ["cat/m.png"], 3)
     with pytest.raises(OptionError, match=r"splits.*presize"):
-        tpufeed.shard(more, url, append=True, presize=8, workers=1)
+        tpufeed.shard(more, url, append=True, images=tpufeed.Images(presize=8), workers=1)
     with pytest.raises(OptionError, match="allow_different"):
         tpufeed.shard(more, url, allow_different=True, workers=1)
-    result = tpufeed.shard(more, url, append=True, presize=8, allow_different=True, workers=1)
+    result = tpufeed.shard(more, url, append=True, images=tpufeed.Images(presize=8), allow_different=True, workers=1)
     assert result.manifest.history[-1].different["presize"] == 8
     assert (
         tpufeed.shard(draw(more, ["cat/n.png"], 4), url, append=True, splits="train=0.8,val=0.2", workers=1).added == 1

@@ -71,7 +71,7 @@ def test_what_says_how_to_read_is_inherited_and_can_be_unset(tmp_path):
     table = make_table(tmp_path, "one", rows)
     renamed = table.read_text().replace('"path"', '"where"')
     table.write_text(renamed)
-    tpufeed.shard(table, tmp_path / "d", image="where", presize=8, workers=1)
+    tpufeed.shard(table, tmp_path / "d", image="where", images=tpufeed.Images(presize=8), workers=1)
     second = make_table(tmp_path, "second", rows)
     with pytest.raises(OptionError, match="where"):
         tpufeed.append(second, tmp_path / "d", workers=1)
@@ -201,7 +201,13 @@ def test_the_preview_refuses_what_the_append_refuses(case, base):
 
 @pytest.mark.parametrize(
     "options",
-    [{"presize": 8}, {"encode": "jpeg"}, {"seed": 1}, {"classes": ["b", "a"]}, {"splits": "train=0.5,val=0.5"}],
+    [
+        {"images": tpufeed.Images(presize=8)},
+        {"images": tpufeed.Images(encode="jpeg")},
+        {"seed": 1},
+        {"classes": ["b", "a"]},
+        {"splits": "train=0.5,val=0.5"},
+    ],
 )
 def test_the_preview_refuses_options_that_are_not_the_dataset_s(options, base):
     run = {"append": True, "workers": 1}

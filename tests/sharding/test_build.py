@@ -143,7 +143,7 @@ def test_the_manifest_counts_what_is_there(odd_build, odd_files):
 
 
 def test_header_check_takes_what_only_a_decoder_would_refuse(odd_folder, tmp_path):
-    result = tpufeed.shard(odd_folder, tmp_path / "d", check="header", workers=1)
+    result = tpufeed.shard(odd_folder, tmp_path / "d", images=tpufeed.Images(check="header"), workers=1)
     refused = {line["path"] for line in rejects_of(result.url)}
     assert "cat/broken scan.jpg" not in refused
     assert {"cat/truncated.jpg", "cat/empty.jpg", "coffee/text.jpg"} <= refused
@@ -157,7 +157,12 @@ def test_any_number_of_workers_makes_the_same_bytes(photo_folder, odd_folder, by
     def build(workers):
         return tpufeed.shard(
             *(tmp_path / "photos", tmp_path / f"{workers}"),
-            **{"shard_bytes": "60KB", "splits": "train=0.8,val=0.2", "workers": workers, "presize": 64},
+            **{
+                "shard_bytes": "60KB",
+                "splits": "train=0.8,val=0.2",
+                "workers": workers,
+                "images": tpufeed.Images(presize=64),
+            },
         )
 
     one, three = build(1), build(3)
@@ -211,7 +216,7 @@ def test_a_finished_dataset_is_recognised_and_not_touched(photo_folder, tmp_path
     ("options", "error", "message"),
     [
         ({"seed": 1}, DuplicateWriterError, "seed"),
-        ({"check": "header"}, DuplicateWriterError, "check"),
+        ({"images": tpufeed.Images(check="header")}, DuplicateWriterError, "check"),
         ({}, DatasetExistsError, "90 inputs"),
     ],
     ids=["seed", "check", "source"],
@@ -295,7 +300,7 @@ def test_presize_shrinks_the_short_side_and_keeps_what_is_small(photo_files, tmp
         sizes[f"a/{file.name}"] = Image.open(file).size
     small = tmp_path / "photos/a/small.jpg"
     Image.open(photo_files[0]).convert("RGB").resize((90, 63)).save(small)
-    tpufeed.shard(tmp_path / "photos", tmp_path / "d", presize=64, workers=1)
+    tpufeed.shard(tmp_path / "photos", tmp_path / "d", images=tpufeed.Images(presize=64), workers=1)
     found = by_tensorflow(tmp_path / "d")
     assert found.pop("a/small.jpg")["encoded"] == small.read_bytes()
     assert found.keys() == sizes.keys()

@@ -32,9 +32,9 @@ def test_a_foreign_file_under_a_name_of_the_build_is_not_touched(
         ({"seed": 1}, "seed"),
         ({"shard_bytes": "50KB"}, "shard_bytes"),
         ({"classes": ["cat", "coffee"]}, "classes"),
-        ({"policy": {"alpha": "black"}}, "alpha"),
+        ({"images": tpufeed.Images(alpha="black")}, "alpha"),
         ({"splits": "train"}, "splits"),
-        ({"check": "header"}, "check"),
+        ({"images": tpufeed.Images(check="header")}, "check"),
     ],
 )
 def test_another_option_belongs_to_another_build(build_options, change, option, photo_folder, unfinished):

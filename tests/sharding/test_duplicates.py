@@ -113,7 +113,7 @@ def test_an_append_tells_what_the_dataset_has_under_other_names(doubled, tmp_pat
 
 def test_digests_are_those_of_the_source_files(doubled, tmp_path):
     (doubled / "cat/gone.png").symlink_to(doubled / "nowhere.png")
-    tpufeed.shard(doubled, tmp_path / "d", encode="jpeg", workers=1)
+    tpufeed.shard(doubled, tmp_path / "d", images=tpufeed.Images(encode="jpeg"), workers=1)
     store = LocalStore(str(tmp_path / "d"))
     plan = read_plan(store)
     inputs = [item for task in iter_tasks(store, plan) for item in task.inputs]

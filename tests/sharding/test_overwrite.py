@@ -67,7 +67,7 @@ def test_a_disk_that_is_too_small_costs_nothing_and_what_goes_makes_room(photo_f
     before = state_of(finished)
     monkeypatch.setattr(LocalStore, "free_bytes", lambda _: 1000)
     with pytest.raises(BuildError, match="room"):
-        tpufeed.shard(photo_folder, finished, overwrite=True, encode="png", workers=1)
+        tpufeed.shard(photo_folder, finished, overwrite=True, images=tpufeed.Images(encode="png"), workers=1)
     assert state_of(finished) == before
     freed = sum(info.size_bytes for info in Destination(LocalStore(str(finished))).find_build())
     assert tpufeed.shard(photo_folder, finished, overwrite=True, workers=1).bytes < freed + 1000

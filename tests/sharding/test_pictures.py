@@ -119,7 +119,7 @@ def test_kinds_of_images_stand_behind_the_other_columns_in_the_order_of_the_opti
     assert sample["caption"].decode() == "ä"
     assert (load(sample["distance"]) == depth).all()
     assert load(sample["right"]).shape == (30, 40, 3)
-    other = shard(table, tmp_path / "e", image_columns=columns, encode="jpeg", presize=24)
+    other = shard(table, tmp_path / "e", image_columns=columns, images=tpufeed.Images(encode="jpeg", presize=24))
     (sample,) = samples_of(other.url).values()
     assert sample["right"].startswith(b"\xff\xd8")
     assert load(sample["right"]).shape == (24, 32, 3)
@@ -134,7 +134,10 @@ def test_a_mask_is_resized_with_its_image(size, mode, source, tmp_path):
     files = {f"{orientation}.png": picture(values, orientation) for orientation in orientations}
     rows = [{"path": name, "mask": "m.png"} for name in files]
     result = shard(
-        source(rows, **files, **{"m.png": png(values)}), tmp_path / "d", presize=40, presize_mode=mode, **MASKS
+        source(rows, **files, **{"m.png": png(values)}),
+        tmp_path / "d",
+        images=tpufeed.Images(presize=40, presize_mode=mode),
+        **MASKS,
     )
     samples = samples_of(result.url)
     assert samples.keys() == files.keys()
@@ -277,7 +280,7 @@ def test_depth_of_8_bits_is_taken(table_of_masks, tmp_path):
     assert shard(table, tmp_path / "d", image_columns={"mask": "mask:depth"}).images == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"presize": 32}])
+@pytest.mark.parametrize("options", [{}, {"images": tpufeed.Images(presize=32)}])
 def test_damage_that_pillow_does_not_see_is_a_reject(options, table_of_masks, tmp_path):
     masks = [png(classes())]
     for mode in ("L", "1"):  # the second is stored with 8 bits

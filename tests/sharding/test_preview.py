@@ -21,9 +21,9 @@ def state_of(folder):
     [
         {"shard_bytes": "100KB"},
         {"shards": 4, "hosts": 2, "splits": "train=0.8,val=0.2"},
-        {"encode": "png", "shard_bytes": "300KB"},
+        {"images": tpufeed.Images(encode="png"), "shard_bytes": "300KB"},
     ],
-    ids=str,
+    ids=["bytes", "shards", "images"],
 )
 def test_it_foretells_the_build(options, photo_folder, tmp_path):
     preview = preview_shard(photo_folder, tmp_path / "d", **options)
@@ -165,7 +165,7 @@ def test_no_room_is_foretold(photo_folder, monkeypatch, tmp_path):
 def test_a_table_whose_images_are_missing(tmp_path):
     (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{n}.jpg,a\n" for n in range(5)))
     with pytest.raises(BuildError, match=r"0\.jpg"):
-        preview_shard(tmp_path / "t.csv", tmp_path / "d", presize=64)
+        preview_shard(tmp_path / "t.csv", tmp_path / "d", images=tpufeed.Images(presize=64))
 
 
 def test_sources_are_checked(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.sharding.listed import Listed
+from tpufeed import Images
 from tpufeed.builds.item import Item
 from tpufeed.builds.plan import iter_tasks, read_plan, read_task, write_plan
 from tpufeed.dataset.naming import PLAN
@@ -157,7 +158,7 @@ def test_the_order_depends_on_nothing_else():
         return [item.path for task in make_plan(equal_rows(200), options, estimate)[1] for item in task.inputs]
 
     first = order(ShardOptions(shard_bytes=10_000))
-    assert first == order(ShardOptions(shard_bytes=10**6, check="header", presize=64))
+    assert first == order(ShardOptions(shard_bytes=10**6, images=Images(check="header", presize=64)))
     assert first == order(ShardOptions(shards=7), SizeEstimate(0.1, 5000))
     assert first == order(ShardOptions(shard_bytes=10_000, hosts=4))
 

@@ -242,8 +242,8 @@ def test_what_a_policy_refuses_is_not_read_twice(photo_folder, tmp_path, monkeyp
     monkeypatch.setattr(
         "tpufeed.sources.inputs.read_span", lambda store, span: again.append(span) or read_span(store, span)
     )
-    tpufeed.shard(source, tmp_path / "d", workers=1, policy={"greyscale": "reject"}, max_rejects=10)
+    tpufeed.shard(source, tmp_path / "d", workers=1, images=tpufeed.Images(greyscale="reject"), max_rejects=10)
     assert not again
     next(source.rglob("*.jpg")).write_bytes(b"no image")
-    tpufeed.shard(source, tmp_path / "e", workers=1, policy={"greyscale": "reject"}, max_rejects=10)
+    tpufeed.shard(source, tmp_path / "e", workers=1, images=tpufeed.Images(greyscale="reject"), max_rejects=10)
     assert len(again) >= 1

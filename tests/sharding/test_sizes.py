@@ -53,7 +53,7 @@ def test_adopted_sizes_are_those_that_loaders_see(tmp_path):
     folder.mkdir()
     for number in range(4):
         Image.new("RGB", (30, 20)).save(folder / f"{number}.jpg", exif=exif)
-    tpufeed.shard(folder, tmp_path / "kept", policy={"exif": "ignore"}, encode="exact", workers=1)
+    tpufeed.shard(folder, tmp_path / "kept", images=tpufeed.Images(exif="ignore", encode="exact"), workers=1)
     for exif_option, size in (("ignore", (20, 30)), ("apply", (30, 20))):
         to = tmp_path / exif_option
         adopted = tpufeed.adopt(copied(tmp_path / "kept", tmp_path / f"{exif_option}-files"), to, exif=exif_option)

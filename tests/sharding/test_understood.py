@@ -107,7 +107,7 @@ def test_one_box_for_each_row(table, tmp_path):
     source = table([{"path": f"{n}.png", "label": "a", "bbox": [n, 1, 3, 4]} for n in range(3)])
     (said,) = preview_shard(source, tmp_path / "d").listed.warnings
     assert "pass --group-by path --boxes bbox --box-format xywh. If" in said
-    options = {"group_by": "path", "boxes": "bbox", "box_format": "xywh", "label": "none"}
+    options = {"group_by": "path", "boxes": tpufeed.Boxes(column="bbox", format="xywh"), "label": "none"}
     tpufeed.shard(source, tmp_path / "d", workers=1, **options)
     assert samples_of(tmp_path / "d")["2.png"]["bbox"] == [2, 1, 5, 5]
 
@@ -125,7 +125,9 @@ def test_labels_in_one_text_and_labels_that_are_values(table, tmp_path):
     foretold = preview_shard(table(rows), tmp_path / "e", group_by="path", label_separator="|")
     assert foretold.listed.classes == {"Edema": 1, "Mass": 1, "Nodule": 1}
     with pytest.raises(OptionError, match=r"0\.png: each box has one label, and 'Mass\|Nodule' has several"):
-        preview_shard(table(rows), tmp_path / "e", group_by="path", boxes="box", label_separator="|")
+        preview_shard(
+            table(rows), tmp_path / "e", group_by="path", boxes=tpufeed.Boxes(column="box"), label_separator="|"
+        )
     source = table([{"path": f"{n}.png", "label": 20.5 + n} for n in range(4)])
     (said,) = preview_shard(source, tmp_path / "e").listed.warnings
     assert "--label none" in said
@@ -182,7 +184,7 @@ def test_files_of_16_bits_that_use_12(photo, tmp_path):
     for said in (preview.warnings, result.warnings):
         assert ["--policy deep=12" in one for one in said] == [True]
     assert result.manifest.odd["deep (12 bits used)"] == 4
-    result = tpufeed.shard(tmp_path / "src", tmp_path / "e", workers=1, policy={"deep": "12"})
+    result = tpufeed.shard(tmp_path / "src", tmp_path / "e", workers=1, images=tpufeed.Images(deep="12"))
     assert (result.warnings, result.rejects) == ((), 0)
     with tpufeed.Loader(tmp_path / "e", batch_size=4, processes=0) as loader:
         images = next(iter(loader))[0]

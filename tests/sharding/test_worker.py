@@ -71,7 +71,7 @@ def test_verify_finds_nothing_wrong_with_the_bytes_that_exact_stores(folder, tmp
     (tmp_path / "in" / "a").mkdir(parents=True)
     for number, damage in enumerate(DAMAGE.values()):
         (tmp_path / "in" / "a" / f"{number}.jpg").write_bytes(damage(plain))
-    tpufeed.shard(tmp_path / "in", tmp_path / "exact", encode="exact")
+    tpufeed.shard(tmp_path / "in", tmp_path / "exact", images=tpufeed.Images(encode="exact"))
     for name, data in stored(tmp_path / "exact").items():
         assert data == (tmp_path / "in" / name).read_bytes()
     assert tpufeed.verify(tmp_path / "exact", decode="all").decoded == len(DAMAGE)
@@ -85,16 +85,22 @@ def test_verify_mends_further_images_as_loaders_do(folder, tmp_path):
         rows.append(f"{number}.jpg,{number}.jpg")
     (tmp_path / "table.csv").write_text("\n".join(rows))
     columns = {"other": "other:image"}
-    tpufeed.shard(tmp_path / "table.csv", tmp_path / "exact", encode="exact", label="none", image_columns=columns)
+    tpufeed.shard(
+        tmp_path / "table.csv",
+        tmp_path / "exact",
+        images=tpufeed.Images(encode="exact"),
+        label="none",
+        image_columns=columns,
+    )
     assert tpufeed.verify(tmp_path / "exact", decode="all").decoded == len(DAMAGE)
 
 
 def test_exact_stores_the_very_bytes_and_baseline_all_but_the_small(folder, tmp_path):
-    tpufeed.shard(folder, tmp_path / "exact", encode="exact")
+    tpufeed.shard(folder, tmp_path / "exact", images=tpufeed.Images(encode="exact"))
     files = {path.name: path.read_bytes() for path in folder.rglob("*.*")}
     assert {name.rpartition("/")[2]: data for name, data in stored(tmp_path / "exact").items()} == files
     assert not tpufeed.open_dataset(tmp_path / "exact").manifest.markers
-    tpufeed.shard(folder, tmp_path / "baseline", progressive="baseline")
+    tpufeed.shard(folder, tmp_path / "baseline", images=tpufeed.Images(progressive="baseline"))
     assert tpufeed.open_dataset(tmp_path / "baseline").manifest.markers.unmarked == {"too small to gain by it": 1}
 
 
@@ -104,7 +110,7 @@ def test_loaders_give_the_pixels_of_the_very_files(folder, tmp_path, scale):
     ops = [RandomResizedCrop(64, scale=scale), HorizontalFlip()]
     batches = {}
     for encode in ("keep", "exact"):
-        tpufeed.shard(folder, tmp_path / encode, encode=encode)
+        tpufeed.shard(folder, tmp_path / encode, images=tpufeed.Images(encode=encode))
         with tpufeed.Loader(
             tmp_path / encode, batch_size=4, ops=ops, processes=0, columns=("image", "sample")
         ) as loader:
@@ -125,7 +131,7 @@ def test_without_the_extension_a_build_warns_and_keeps_the_very_bytes(folder, tm
     assert any("without its C extension" in warning for warning in result.warnings)
     images = {name.rpartition("/")[2]: data for name, data in stored(tmp_path / "d").items()}
     assert images == {path.name: path.read_bytes() for path in folder.rglob("*.*")}
-    others = tpufeed.shard(folder, tmp_path / "png", encode="png").warnings
+    others = tpufeed.shard(folder, tmp_path / "png", images=tpufeed.Images(encode="png")).warnings
     assert not any("C extension" in warning for warning in others)
 
 

@@ -18,7 +18,7 @@ from tests.sharding.written import encode_tar
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import BuildError, DuplicateWriterError, ImageError, OptionError
-from tpufeed.images.policy import ImagePolicy, store_image, stored_geometry
+from tpufeed.images.policy import Images, store_image, stored_geometry
 from tpufeed.sources.boxes import BoxMover, check_format, declare
 from tpufeed.sources.columns import ColumnTypes
 from tpufeed.tfrecord.example import Feature
@@ -58,7 +58,9 @@ def table(tmp_path):
 
 
 def shard(url, folder, **options):
-    result = tpufeed.shard(url, folder, **{"workers": 1, "max_rejects": 20, "boxes": "boxes", **options})
+    result = tpufeed.shard(
+        url, folder, **{"workers": 1, "max_rejects": 20, "boxes": tpufeed.Boxes(column="boxes"), **options}
+    )
     tpufeed.verify(result.url, decode="all")
     return result
 
@@ -82,7 +84,7 @@ def from_corners(boxes, box_format):
 @pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh"])
 def test_each_format_is_stored_as_corners_in_pixels(form, relative, table, tmp_path):
     source = table([{"boxes": from_corners(BOXES, form + relative)}, {"boxes": []}, {"boxes": None}, {}])
-    result = shard(source, tmp_path / "d", box_format=form + relative)
+    result = shard(source, tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", format=form + relative))
     samples = texts_of(result.url)
     assert samples["0.png"]["boxes"] == pytest.approx(np.ravel(BOXES), abs=1e-4)
     assert [samples[f"{number}.png"]["boxes"] for number in (1, 2, 3)] == [[], [], []]
@@ -104,7 +106,12 @@ def test_whole_pixels_are_the_default(table, tmp_path):
 def test_boxes_that_are_text_in_a_csv(tmp_path):
     (tmp_path / "0.png").write_bytes(encoded())
     (tmp_path / "t.csv").write_text('path,boxes,crowd\n0.png,"[[1, 2, 3, 4], [5, 6, 7, 8.5]]","[0, 1]"\n')
-    result = shard(tmp_path / "t.csv", tmp_path / "d", columns={"crowd": "int32[]"}, box_columns=["crowd"])
+    result = shard(
+        tmp_path / "t.csv",
+        tmp_path / "d",
+        columns={"crowd": "int32[]"},
+        boxes=tpufeed.Boxes(column="boxes", columns=["crowd"]),
+    )
     sample = texts_of(result.url)["0.png"]
     assert (sample["boxes"], sample["crowd"]) == ([1, 2, 3, 4, 5, 6, 7, 8.5], [0, 1])
 
@@ -116,7 +123,7 @@ def test_labels_and_columns_of_boxes_say_whose_they_are(table, tmp_path):
         {"boxes": BOXES[:1], "label": ["cow"], "crowd": [1], "score": [1], "note": ["ä"], "id": 9},
     ]
     columns = ["crowd", "score", "note"]
-    result = shard(table(rows), tmp_path / "d", box_columns=columns)
+    result = shard(table(rows), tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", columns=columns))
     assert [spec_of(result, name).of for name in ("image/class/label", "image/class/text", *columns)] == ["boxes"] * 5
     assert not isinstance(spec_of(result, "id").of, str)
     assert result.manifest.class_names == ("cat", "cow", "dog")
@@ -134,7 +141,9 @@ def test_boxes_of_a_tar(tmp_path):
     parts = {"boxes": BOXES, "cats": ["a", "b"], "points": [[1, 2], [3, 4]]}
     members = [("0.png", encoded()), ("0.json", json.dumps(parts).encode()), ("1.png", encoded()), ("1.json", b"{}")]
     (tmp_path / "a.tar").write_bytes(encode_tar(members))
-    result = shard(tmp_path / "a.tar", tmp_path / "d", label="cats", keypoints="points")
+    result = shard(
+        tmp_path / "a.tar", tmp_path / "d", label="cats", boxes=tpufeed.Boxes(column="boxes", keypoints="points")
+    )
     sample = texts_of(result.url)["a.tar/0.png"]
     assert sample["boxes"] == list(np.ravel(BOXES))
     assert sample["points"] == [1, 2, 3, 4]
@@ -164,7 +173,10 @@ def test_boxes_move_with_the_pixels(size, mode, tmp_path):
         (tmp_path / f"{orientation}.png").write_bytes(encoded(size, boxes, orientation))
         rows.append({"path": f"{orientation}.png", "boxes": boxes, "points": centres, "number": [0, 1, 2]})
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    options = {"presize": 40, "presize_mode": mode, "keypoints": "points", "box_columns": ["number"]}
+    options = {
+        "images": tpufeed.Images(presize=40, presize_mode=mode),
+        "boxes": tpufeed.Boxes(column="boxes", keypoints="points", columns=["number"]),
+    }
     samples = texts_of(shard(tmp_path / "t.jsonl", tmp_path / "d", **options).url)
     assert len(samples) == 8
     for name, sample in samples.items():
@@ -184,7 +196,7 @@ def test_boxes_move_with_the_pixels(size, mode, tmp_path):
 def test_an_orientation_that_is_ignored_turns_no_boxes(tmp_path):
     (tmp_path / "0.png").write_bytes(encoded((60, 80), [], 6))  # 60 wide and 80 high as it is stored, 80x60 upright
     (tmp_path / "t.jsonl").write_text(json.dumps({"path": "0.png", "boxes": [[0, 70, 50, 80]]}))
-    shard(tmp_path / "t.jsonl", tmp_path / "d", policy={"exif": "ignore"})
+    shard(tmp_path / "t.jsonl", tmp_path / "d", images=tpufeed.Images(exif="ignore"))
     with pytest.raises(tpufeed.errors.BuildError, match="80x60"):
         shard(tmp_path / "t.jsonl", tmp_path / "e")
 
@@ -203,8 +215,11 @@ def test_boxes_outside_the_square_are_left_out_with_all_that_is_theirs(table, tm
         },
         {"boxes": boxes[1:2], "label": ["b"], "crowd": [9], "grey": [9], "pose": points[1:2], "note": ["u"]},
     ]
-    options = {"keypoints": "pose", "box_columns": ["crowd", "grey", "note"], "columns": {"grey": "uint8[]"}}
-    result = shard(table(rows), tmp_path / "d", presize=30, presize_mode="fit", **options)
+    options = {
+        "boxes": tpufeed.Boxes(column="boxes", keypoints="pose", columns=["crowd", "grey", "note"]),
+        "columns": {"grey": "uint8[]"},
+    }
+    result = shard(table(rows), tmp_path / "d", images=tpufeed.Images(presize=30, presize_mode="fit"), **options)
     sample = texts_of(result.url)["0.png"]
     assert np.reshape(sample["boxes"], (-1, 4)).tolist() == [[0, 0, 10, 30], [0, 15, 2.5, 20]]
     assert (sample["image/class/text"], sample["crowd"], sample["grey"]) == (["b", "d"], [2, 4], ["\2\4"])
@@ -264,7 +279,11 @@ def test_a_bad_box_is_a_reject_with_its_value(table, tmp_path):
 )
 def test_bad_boxes_of_other_formats(box_format, box, table, tmp_path):
     good = from_corners(BOXES, box_format)
-    shard(table([{"boxes": good}, {"boxes": [box]}]), tmp_path / "d", box_format=box_format)
+    shard(
+        table([{"boxes": good}, {"boxes": [box]}]),
+        tmp_path / "d",
+        boxes=tpufeed.Boxes(column="boxes", format=box_format),
+    )
     ((reason, message),) = rejects_of(tmp_path / "d").values()
     assert reason == "bad_box"
     assert f"is {[float(number) for number in box]}" in message
@@ -287,7 +306,9 @@ def test_boxes_beyond_the_image_are_clipped_or_dropped_with_their_values(how, bo
     said = {"label": list("abcd"), "score": [0, 1, 2, 3]}
     rows = [{"boxes": from_corners(BEYOND, box_format), **said, "pose": poses}]
     rows.append({"boxes": from_corners(BEYOND[3:], box_format), "label": ["d"], "score": [9], "pose": poses[:1]})
-    options = {"box_columns": ["score"], "keypoints": "pose", "boxes_outside": how, "box_format": box_format}
+    options = {
+        "boxes": tpufeed.Boxes(column="boxes", columns=["score"], keypoints="pose", outside=how, format=box_format)
+    }
     result = shard(table(rows), tmp_path / how, **options)
     samples, kept = texts_of(result.url), 3 if how == "clip" else 2
     stored = np.reshape(samples["0.png"]["boxes"], (-1, 4))
@@ -303,13 +324,17 @@ def test_boxes_beyond_the_image_are_clipped_or_dropped_with_their_values(how, bo
 
 
 def test_a_policy_for_boxes_that_there_is_not(table, tmp_path):
-    with pytest.raises(OptionError, match="boxes_outside"):
-        shard(table([{"boxes": []}]), tmp_path / "d", boxes_outside="keep")
+    with pytest.raises(OptionError, match=r"boxes\.outside"):
+        shard(table([{"boxes": []}]), tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", outside="keep"))
 
 
 @pytest.mark.parametrize("box", [[1, 2, 1, 4], [300, 10, 200, 30], [float("nan"), 1, 2, 3]])
 def test_boxes_that_are_no_boxes_are_rejects_anyhow(box, table, tmp_path):
-    shard(table([{"boxes": BEYOND}, {"boxes": [box]}]), tmp_path / "d", boxes_outside="drop")
+    shard(
+        table([{"boxes": BEYOND}, {"boxes": [box]}]),
+        tmp_path / "d",
+        boxes=tpufeed.Boxes(column="boxes", outside="drop"),
+    )
     assert {name: reason for name, (reason, _) in rejects_of(tmp_path / "d").items()} == {"1.png": "bad_box"}
 
 
@@ -322,7 +347,10 @@ def test_as_many_labels_and_values_as_boxes(table, tmp_path):
         ({"pose": [[[1, 2], [3, 4]]]}, "'pose'"),
     ]
     source = table([good, *({**good, **values} for values, _ in bad)])
-    assert shard(source, tmp_path / "d", box_columns=["crowd"], keypoints="pose").images == 1
+    assert (
+        shard(source, tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", columns=["crowd"], keypoints="pose")).images
+        == 1
+    )
     rejects = rejects_of(tmp_path / "d")
     for number, (_, said) in enumerate(bad, 1):
         reason, message = rejects[f"{number}.png"]
@@ -335,7 +363,12 @@ def test_as_many_labels_and_values_as_boxes(table, tmp_path):
 
 def test_keypoints_without_boxes(table, tmp_path):
     rows = [{"eyes": [[1.5, 2], [0, 0]]}, {"eyes": []}, {"eyes": [[5, float("nan")]]}, {"eyes": [[100, -5]]}]
-    result = shard(table(rows), tmp_path / "d", boxes=None, keypoints="eyes", presize=30, presize_mode="fit")
+    result = shard(
+        table(rows),
+        tmp_path / "d",
+        boxes=tpufeed.Boxes(keypoints="eyes"),
+        images=tpufeed.Images(presize=30, presize_mode="fit"),
+    )
     samples = texts_of(result.url)
     assert samples["0.png"]["eyes"] == [-4.25, 1, -5, 0]
     assert samples["3.png"]["eyes"] == [45, -2.5]  # a point may lie outside
@@ -352,18 +385,21 @@ def test_keypoints_without_boxes(table, tmp_path):
 @pytest.mark.parametrize(("each", "points"), [("[,2]", [[1, 2], [3, 4], [5, 6]]), ("[,3]", [[1, 2, 3], [4, 5, 6]])])
 def test_a_flat_list_of_keypoints_is_cut_as_declared(each, points, table, tmp_path):
     source = table([{"eyes": [1, 2, 3, 4, 5, 6]}, {"eyes": [1, 2, 3, 4, 5]}])
-    result = shard(source, tmp_path / "d", boxes=None, keypoints="eyes", columns={"eyes": f"float32{each}"})
+    result = shard(source, tmp_path / "d", boxes=tpufeed.Boxes(keypoints="eyes"), columns={"eyes": f"float32{each}"})
     sample = tpufeed.TFRecordImages(str(result.url), columns=["eyes"])[0]
     assert np.asarray(sample[0]).tolist() == points
     assert rejects_of(result.url)["1.png"][0] == "bad_box"
     with pytest.raises(BuildError, match=r"flat list of 5 numbers.*--column eyes:float32\[,2\]"):
-        shard(source, tmp_path / "e", boxes=None, keypoints="eyes")
+        shard(source, tmp_path / "e", boxes=tpufeed.Boxes(keypoints="eyes"))
 
 
 def test_keypoints_of_boxes_keep_what_was_not_marked(table, tmp_path):
     pose = [[[0, 0, 0], [40, 30, 2]], [[80, 60, 1], [0, 0, 0]]]
     result = shard(
-        table([{"boxes": BOXES, "pose": pose}]), tmp_path / "d", keypoints="pose", presize=30, presize_mode="fit"
+        table([{"boxes": BOXES, "pose": pose}]),
+        tmp_path / "d",
+        boxes=tpufeed.Boxes(column="boxes", keypoints="pose"),
+        images=tpufeed.Images(presize=30, presize_mode="fit"),
     )
     assert spec_of(result, "pose").item_shape == (2, 3)
     assert spec_of(result, "pose").of == "boxes"
@@ -373,7 +409,9 @@ def test_keypoints_of_boxes_keep_what_was_not_marked(table, tmp_path):
 
 def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
     rows = [{"boxes": [[0.5, 0.5, 1, 1]], "eyes": [[0.25, 0.5, 1]]}]
-    result = shard(table(rows), tmp_path / "d", keypoints="eyes", box_format="cxcywh,relative")
+    result = shard(
+        table(rows), tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", keypoints="eyes", format="cxcywh,relative")
+    )
     sample = texts_of(result.url)["0.png"]
     assert (sample["boxes"], sample["eyes"]) == ([0, 0, 80, 60], [20, 30, 1])
 
@@ -382,43 +420,41 @@ def test_shares_of_width_and_height_are_those_of_keypoints_too(table, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("boxes", "match"),
     [
-        ({"box_format": "ltrb"}, "'ltrb'"),
-        ({"box_format": "xywh,percent"}, "percent"),
-        ({"boxes": None, "box_format": "xywh"}, "box_format"),
-        ({"boxes": None, "box_columns": ["crowd"]}, "--boxes"),
-        ({"boxes": "bbox"}, "'bbox'"),
-        ({"box_columns": "crowd"}, "box_columns"),
-        ({"box_columns": ["crowds"]}, "'crowds'"),
-        ({"box_columns": ["id"]}, "'id'"),
+        ({"format": "ltrb"}, "'ltrb'"),
+        ({"format": "xywh,percent"}, "percent"),
+        ({"column": None, "format": "xywh"}, r"boxes\.format"),
+        ({"column": None, "columns": ["crowd"]}, "--boxes"),
+        ({"column": "bbox"}, "'bbox'"),
+        ({"columns": "crowd"}, r"boxes\.columns"),
+        ({"columns": ["crowds"]}, "'crowds'"),
+        ({"columns": ["id"]}, "'id'"),
         ({"keypoints": "boxes"}, "'boxes'"),
-        (
-            {"columns": {"boxes": "int64[,4]"}},
-            r"int64\[,4\]",
-        ),
-        (
-            {"boxes": None, "keypoints": "eyes"},
-            r"\[2, 2\]",
-        ),
+        ({"column": None, "keypoints": "eyes"}, r"\[2, 2\]"),
     ],
 )
-def test_options_that_cannot_be(options, match, table, tmp_path):
+def test_options_that_cannot_be(boxes, match, table, tmp_path):
     row = {"boxes": BOXES, "crowd": [0, 1], "id": 7, "eyes": [[[1, 2], [3, 4]], [[1, 2], [3, 4]]]}
     with pytest.raises(OptionError, match=match):
-        shard(table([row]), tmp_path / "d", **options)
+        shard(table([row]), tmp_path / "d", boxes=tpufeed.Boxes(**{"column": "boxes"} | boxes))
+    with pytest.raises(OptionError, match=r"int64\[,4\]"):
+        shard(table([row]), tmp_path / "d", columns={"boxes": "int64[,4]"})
 
 
 def test_the_same_command_with_another_format_is_another_build(table, tmp_path):
     source = table([{"boxes": BOXES}, {"boxes": []}])
-    first = shard(source, tmp_path / "d", box_format="xyxy")
-    assert shard(source, tmp_path / "d", box_format="xyxy").manifest == first.manifest
+    first = shard(source, tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", format="xyxy"))
+    assert shard(source, tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", format="xyxy")).manifest == first.manifest
     with pytest.raises(DuplicateWriterError, match="box_format"):
-        shard(source, tmp_path / "d", box_format="xywh")
+        shard(source, tmp_path / "d", boxes=tpufeed.Boxes(column="boxes", format="xywh"))
     with pytest.raises(DuplicateWriterError, match="boxes"):
         tpufeed.shard(source, tmp_path / "d")
     assert first.manifest.options["boxes"] == "boxes"
-    assert preview_shard(source, tmp_path / "e", boxes="boxes").listed.columns["boxes"] == "float32[0 to 2, 4] boxes"
+    assert (
+        preview_shard(source, tmp_path / "e", boxes=tpufeed.Boxes(column="boxes")).listed.columns["boxes"]
+        == "float32[0 to 2, 4] boxes"
+    )
 
 
 def test_flags(table, tmp_path):
@@ -448,7 +484,7 @@ FORMS = st.sampled_from(["xyxy", "xywh", "cxcywh"])
 @given(SIDES, SIDES, st.lists(SHARES, max_size=6), FORMS, st.booleans(), st.data())
 def test_what_is_stored_lies_within_the_image_or_is_refused(height, width, shares, form, relative, data):
     mode = data.draw(st.sampled_from(["short", "long", "fit"]))
-    policy = ImagePolicy(presize_px=data.draw(st.integers(8, 64)), presize_mode=mode, check="header")
+    policy = Images(presize=data.draw(st.integers(8, 64)), presize_mode=mode, check="header")
     image = store_image(encoded((height, width)), policy)
     boxes = np.sort(np.array(shares, np.float64).reshape(-1, 2, 2), axis=1).reshape(-1, 4)
     if form == "xywh":
@@ -492,4 +528,6 @@ def test_shares_that_are_taken_for_pixels_are_said(table, tmp_path):
     result = shard(table(rows), tmp_path / "d")
     assert result.manifest.odd == {"boxes within one pixel": 1}
     assert [said.startswith("all boxes of 1 images") for said in result.warnings].count(True) == 1
-    assert not shard(table(rows[:1]), tmp_path / "d2", box_format="xyxy,relative").manifest.odd
+    assert not shard(
+        table(rows[:1]), tmp_path / "d2", boxes=tpufeed.Boxes(column="boxes", format="xyxy,relative")
+    ).manifest.odd

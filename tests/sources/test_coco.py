@@ -101,7 +101,9 @@ def test_boxes_of_one_class_keep_their_labels_beside_a_separator(coco, tmp_path)
 
 
 def test_boxes_are_presized_and_split_with_their_images(coco, tmp_path):
-    result = shard(coco(), tmp_path / "d", presize=30, presize_mode="fit", splits="train=0.5,val=0.5")
+    result = shard(
+        coco(), tmp_path / "d", images=tpufeed.Images(presize=30, presize_mode="fit"), splits="train=0.5,val=0.5"
+    )
     assert set(result.manifest.splits) == {"train", "val"}
     samples = texts_of(result.url)
     assert np.reshape(samples["000000000002.png"]["boxes"], (-1, 4)).tolist() == [[0, 10, 15, 22.75]]
@@ -123,7 +125,7 @@ def test_keypoints_of_people(coco, tmp_path):
         {"image_id": 100, "category_id": 1, "bbox": [1, 2, 3, 4]},
     ]
     people = [{"id": 1, "name": "person", "keypoints": ["nose"], "skeleton": [[1, 2]]}]
-    result = shard(coco(content(annotations, categories=people)), tmp_path / "d", presize=30)
+    result = shard(coco(content(annotations, categories=people)), tmp_path / "d", images=tpufeed.Images(presize=30))
     spec = spec_of(result, "keypoints")
     assert (spec.item_shape, spec.kind, spec.of) == ((17, 3), "keypoints", "boxes")
     points = np.reshape(texts_of(result.url)["000000000000.png"]["keypoints"], (2, 17, 3))
@@ -272,7 +274,7 @@ def test_a_file_that_contradicts_itself_is_an_error(said, match, coco, tmp_path)
     [
         ({"label": "area"}, "'area'"),
         ({"split_by": "folder"}, "shares"),
-        ({"boxes": "boxes"}, "boxes"),
+        ({"boxes": tpufeed.Boxes(column="boxes")}, "boxes"),
         ({"columns": {"area": "float32"}}, "columns"),
         ({"masks": "masks"}, "folder of images, which .* is not$"),  # a file of COCO takes no image columns either
     ],
@@ -372,12 +374,12 @@ def test_categories_with_other_keypoints_say_no_pairs(coco, tmp_path):
     assert not pairs_of(shard(coco(people(PERSON, other[::-1])), tmp_path / "a"))
     assert not pairs_of(shard(coco(people(PERSON, None)), tmp_path / "b"))
     assert pairs_of(shard(coco(people(PERSON, other[::-1], used=[0])), tmp_path / "c"))
-    said = pairs_of(shard(coco(people(PERSON, None)), tmp_path / "d", flip_pairs=[(1, 2)]))
+    said = pairs_of(shard(coco(people(PERSON, None)), tmp_path / "d", boxes=tpufeed.Boxes(flip_pairs=[(1, 2)])))
     assert said == ((1, 2),)
-    said = pairs_of(shard(coco(people(PERSON)), tmp_path / "e", flip_pairs="none"))
+    said = pairs_of(shard(coco(people(PERSON)), tmp_path / "e", boxes=tpufeed.Boxes(flip_pairs="none")))
     assert said == ()
     with pytest.raises(OptionError, match="--keypoints"):
-        shard(coco(), tmp_path / "f", flip_pairs=[(1, 2)])
+        shard(coco(), tmp_path / "f", boxes=tpufeed.Boxes(flip_pairs=[(1, 2)]))
 
 
 def test_a_file_with_other_pairs_cannot_be_appended(coco, tmp_path):

@@ -89,7 +89,7 @@ SIZES = {"stored": (64, 40), "upright": (40, 64)}
 def test_boxes_of_the_image_before_or_after_its_turn_lie_on_their_objects(presize, exif, source, tmp_path):
     cases = [(said, orientation) for said in SIZES for orientation in BACK]
     path = source(*((SIZES[said], orientation, (64, 40)) for said, orientation in cases))
-    result = shard(path, tmp_path / "d", policy={"exif": exif}, presize=presize)
+    result = shard(path, tmp_path / "d", images=tpufeed.Images(exif=exif, presize=presize))
     assert result.images == len(cases)
     found = inside(result.url)
     for number, (said, orientation) in enumerate(cases):
@@ -140,7 +140,7 @@ def test_sizes_that_do_not_tell_are_said(orientation, source, tmp_path):
     result = shard(source(((64, 40), orientation, (64, 40))), tmp_path / "d")
     assert any("1 images with boxes have an EXIF orientation" in said for said in result.warnings)
     assert texts_of(result.url)["0.png"]["boxes"] == [8, 4, 32, 14]  # of the upright image, as the page says
-    result = shard(tmp_path / "a/x.json", tmp_path / "e", policy={"exif": "ignore"})
+    result = shard(tmp_path / "a/x.json", tmp_path / "e", images=tpufeed.Images(exif="ignore"))
     ((share, held, _),) = inside(result.url).values()  # and if they are of the stored one, there is a way
     assert (share, held) == (1, 1)
 

@@ -60,7 +60,7 @@ def stored(url, split="train"):
 
 
 def test_a_repository_of_the_hub(hub, small_jpegs, tmp_path, monkeypatch):
-    result = tpufeed.shard(hub, tmp_path / "d", encode="exact", workers=1)
+    result = tpufeed.shard(hub, tmp_path / "d", images=tpufeed.Images(encode="exact"), workers=1)
     manifest = open_dataset(tmp_path / "d").manifest
     assert manifest.class_names == ("tench", "goldfish", "3")
     assert {name: split.records for name, split in manifest.splits.items()} == {"train": 24, "validation": 6}
@@ -72,7 +72,7 @@ def test_a_repository_of_the_hub(hub, small_jpegs, tmp_path, monkeypatch):
     assert [sample[f"image/class/{name}"] for name in ("label", "text")] == [[2], [b"3"]]
     assert sample["caption"] == [b"number 29"]
     monkeypatch.setattr(row_groups, "iter_leaf", None)  # a finished build is recognised without reading an image
-    tpufeed.shard(hub, tmp_path / "d", encode="exact", workers=1)
+    tpufeed.shard(hub, tmp_path / "d", images=tpufeed.Images(encode="exact"), workers=1)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -106,7 +106,7 @@ def test_a_folder_that_datasets_has_saved(small_jpegs, tmp_path):
     save_to_disk(tmp_path / "saved/train", tables)
     save_to_disk(tmp_path / "saved/my_split", tables[:1])
     (tmp_path / "saved/dataset_dict.json").write_text(json.dumps({"splits": ["train", "my_split"]}))
-    tpufeed.shard(tmp_path / "saved", tmp_path / "d", encode="exact", workers=1)
+    tpufeed.shard(tmp_path / "saved", tmp_path / "d", images=tpufeed.Images(encode="exact"), workers=1)
     train = stored(tmp_path / "d")
     assert train["train/data-00001-of-00002.arrow/000000007/n0017.JPEG"] == small_jpegs[17]
     assert len(train) == 20
@@ -131,7 +131,10 @@ def test_plain_bytes_further_images_and_values_in_structs(small_jpegs, tmp_path)
         "objects": [{"bbox": [[0.0, 0.0, 4.0, 4.0]] * (n % 3), "category": [1] * (n % 3)} for n in range(8)],
     }
     write(tmp_path / "t.parquet", pa.table(columns))
-    options = {"image_columns": {"mask": "annotation:mask"}, "boxes": "objects.bbox", "box_format": "xywh"}
+    options = {
+        "image_columns": {"mask": "annotation:mask"},
+        "boxes": tpufeed.Boxes(column="objects.bbox", format="xywh"),
+    }
     result = tpufeed.shard(
         tmp_path / "t.parquet", tmp_path / "d", image="picture", label="objects.category", workers=1, **options
     )
@@ -153,7 +156,9 @@ def test_rows_without_bytes_are_read_by_their_path_or_rejected(small_jpegs, tmp_
     write(tmp_path / "rows/data/train.parquet", hub_table(images))
     (tmp_path / "rows/data/sub").mkdir()
     (tmp_path / "rows/data/sub/x.jpg").write_bytes(small_jpegs[9])
-    tpufeed.shard(str(tmp_path / "rows/data/*.parquet"), tmp_path / "d", encode="exact", workers=1)
+    tpufeed.shard(
+        str(tmp_path / "rows/data/*.parquet"), tmp_path / "d", images=tpufeed.Images(encode="exact"), workers=1
+    )
     assert stored(tmp_path / "d")["sub/x.jpg"] == small_jpegs[9]
     assert len(stored(tmp_path / "d")) == 4
     rejects = rejects_of(tmp_path / "d")
@@ -224,7 +229,7 @@ def test_a_file_that_was_written_again_with_other_rows(kind, small_jpegs, tmp_pa
         return {split: sorted(stored(tmp_path / "d", split).items()) for split in splits}
 
     save(range(8))
-    options = {"splits": "train=0.5,val=0.5", "encode": "exact", "workers": 1}
+    options = {"splits": "train=0.5,val=0.5", "images": tpufeed.Images(encode="exact"), "workers": 1}
     tpufeed.shard(source, tmp_path / "d", **options)
     first = all_stored()
     save([*range(8), *range(8, 13)])  # more rows, in digits as well
@@ -452,7 +457,7 @@ def test_lists_of_structs_with_a_box_are_columns_as_in_tables(small_jpegs, tmp_p
     table = hub_table(embed(small_jpegs[:3]), features=features, objects=objects)
     write(tmp_path / "hub/train.parquet", table)
     save_to_disk(tmp_path / "saved", [table])
-    options = {"boxes": "objects.bbox", "box_format": "xywh", "label": "objects.category", "workers": 1}
+    options = {"boxes": tpufeed.Boxes(column="objects.bbox", format="xywh"), "label": "objects.category", "workers": 1}
     for source in ("hub", "saved"):
         tpufeed.shard(tmp_path / source, tmp_path / f"{source}-d", **options)
         samples = [samples_of(tmp_path / f"{source}-d")[name] for name in sorted(samples_of(tmp_path / f"{source}-d"))]

@@ -130,7 +130,7 @@ def test_values_for_each_box_grow_with_images_of_one_box(write_table, tmp_path):
         count = 1 if number < 12 else 2
         return {"label": ["a"] * count, "boxes": [[1, 1, 5, 5]] * count, "hidden": [number % 2] * count}
 
-    options = {"boxes": "boxes", "box_columns": ["hidden"]}
+    options = {"boxes": tpufeed.Boxes(column="boxes", columns=["hidden"])}
     tpufeed.shard(write_table("first", range(12), row), tmp_path / "d", workers=1, **options)
     result = tpufeed.append(write_table("second", range(12, ROWS), row), tmp_path / "d", workers=1)
     assert {spec.name: spec.lengths for spec in result.manifest.features if spec.name in ("boxes", "hidden")} == {

@@ -303,7 +303,7 @@ def test_lists_of_at_most_one_label_are_lists(table):
     assert batch["label_length"].tolist() == [n % 2 for n in range(12)]
     one_box = {"boxes": [[0, 0, 5, 5]], "label": ["a"]}
     none = {"boxes": [], "label": []}
-    boxed = table([one_box if n % 2 else none for n in range(12)], boxes="boxes", overwrite=True)
+    boxed = table([one_box if n % 2 else none for n in range(12)], boxes=tpufeed.Boxes(column="boxes"), overwrite=True)
     found = batch_of(boxed, ["boxes", "label"], ops=RESIZE)
     assert (found["boxes"].shape, found["label"].shape) == ((12, 1, 4), (12, 1))
     assert found["boxes_length"].tolist() == [n % 2 for n in range(12)]

@@ -91,7 +91,7 @@ def test_objects(form, folder, tmp_path):
 
 def test_the_user_says_what_boxes_are(folder, tmp_path):
     source = folder(rows_of(objects=[{"bbox": [[1, 2, 10, 12]], "name": ["cat"], "area": [9]}]))
-    options = {"boxes": "objects.bbox", "box_format": "xyxy", "label": "none"}
+    options = {"boxes": tpufeed.Boxes(column="objects.bbox", format="xyxy"), "label": "none"}
     result = shard(source, tmp_path / "d", **options)
     sample = texts_of(result.url)["0.png"]
     assert (sample["objects.bbox"], sample["objects.name"], sample["objects.area"]) == ([1, 2, 10, 12], ["cat"], [9])
@@ -234,7 +234,7 @@ def test_all_files_of_metadata_say_together_what_belongs_to_boxes(test, folder, 
     for split, more in (("test", test), ("train", whole)):
         rows = [{"file_name": "0.png", "n": 1, **more}]
         source = folder(rows, f"{split}/metadata.jsonl", [f"{split}/0.png"])
-    result = shard(source, tmp_path / "d", presize=24, presize_mode="fit")
+    result = shard(source, tmp_path / "d", images=tpufeed.Images(presize=24, presize_mode="fit"))
     samples = texts_of(result.url)
     names = ["objects.bbox", "image/class/text", "objects.area"]
     # The middle 48 of 64 pixels: the first box is cut at the left, the second one moves.

@@ -102,7 +102,9 @@ def test_a_url_that_is_refused_is_a_reject_that_names_row_and_cause(
         web.answers["/1.jpg"] = bad
     else:
         urls[1] = f"https{web.url.removeprefix('http')}/1.jpg" if bad == "no tls" else bad
-    result = tpufeed.shard(write_table(urls), tmp_path / "d", encode="exact", max_rejects=1, workers=1)
+    result = tpufeed.shard(
+        write_table(urls), tmp_path / "d", images=tpufeed.Images(encode="exact"), max_rejects=1, workers=1
+    )
     ((path, (found, message)),) = rejects_of(tmp_path / "d").items()
     assert (path, found) == (urls[1], reason)
     assert "row 2 of " in message
@@ -110,7 +112,9 @@ def test_a_url_that_is_refused_is_a_reject_that_names_row_and_cause(
     assert sorted(each["image/encoded"][0] for each in samples_of(tmp_path / "d").values()) == sorted(
         web.jpegs[number] for number in (0, 2, 3, 4, 5)
     )
-    again = tpufeed.shard(write_table(urls), tmp_path / "d", encode="exact", max_rejects=1, workers=1)
+    again = tpufeed.shard(
+        write_table(urls), tmp_path / "d", images=tpufeed.Images(encode="exact"), max_rejects=1, workers=1
+    )
     assert (again.seconds, again.manifest) == (0, result.manifest)
     with pytest.raises(TooManyRejectsError, match=f"1 {reason}"):
         tpufeed.shard(write_table(urls), tmp_path / "none", max_rejects=0, workers=1)

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpufeed import Boxes
 from tpufeed.cache import warmup
 from tpufeed.cache.options import CacheOptions
 from tpufeed.errors import OptionError
-from tpufeed.images.policy import ImagePolicy
+from tpufeed.images.policy import Images
 from tpufeed.options import parse_size
 from tpufeed.sharding.build import shard
-from tpufeed.sources.options import ShardOptions, parse_shares
+from tpufeed.sources.options import OPTIONS, ShardOptions, parse_shares
 
 
 @pytest.mark.parametrize(
@@ -109,17 +110,21 @@ def test_a_shard_has_a_size(size, message):
 
 
 @pytest.mark.parametrize(
-    ("policy", "message"),
+    ("options", "message"),
     [
         ({"check": "fast"}, "'fast'"),
-        ({"presize_px": 0}, "presize"),
-        ({"presize_px": 20000}, "20000"),
-        ({"quality": 0}, "quality"),
+        ({"presize": 0}, "presize"),
+        ({"presize": 20000}, "20000"),
+        ({"quality": 0}, r"images\.quality"),
+        ({"gamma": "keep"}, "gamma"),
+        ({"encode": "avif"}, r"images\.encode"),
+        ({"presize_mode": "wide"}, r"images\.presize_mode"),
+        ({"progresive": "keep"}, "use progressive"),
     ],
 )
-def test_image_policies_that_cannot_be(policy, message):
+def test_options_of_images_that_cannot_be(options, message):
     with pytest.raises(OptionError, match=message):
-        ImagePolicy(**policy)
+        Images(**options)
 
 
 def test_all_that_changes_bytes_stands_in_the_plan():
@@ -151,7 +156,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
         "extension": "reject",
         "damaged": "reject",
     }
-    assert ShardOptions(**given, shard_bytes="1KB", policy=policy).to_dict() == {
+    assert ShardOptions.of_flat(given | policy | {"shard_bytes": "1KB"}).to_dict() == {
         "shard_bytes": 1000,
         **given,
         **policy,
@@ -166,8 +171,7 @@ def test_no_option_is_left_out_of_the_plan():
     given |= {"box_columns": ["c"], "boxes_outside": "clip", "names": "kaggle", "keeps_classes": True, "classes": ["x"]}
     others = ShardOptions(splits="a=1", shards=2).to_dict() | ShardOptions(outlines="instance").to_dict()
     others |= ShardOptions(image_columns={"d": "e:mask"}, shard_bytes=9).to_dict()
-    keywords = {each.name for each in fields(ShardOptions) if each.init} - {"policy"}
-    assert (ShardOptions(**given).to_dict() | others).keys() >= keywords
+    assert (ShardOptions.of_flat(given).to_dict() | others).keys() >= OPTIONS.keys() - {"bands"}
 
 
 @pytest.mark.parametrize(
@@ -178,13 +182,9 @@ def test_no_option_is_left_out_of_the_plan():
         ({"shards": 12, "hosts": 8}, "8 hosts"),
         ({"hosts": 0}, "hosts"),
         ({"splits": "train", "split_by": "fold"}, "splits"),
-        ({"policy": {"gamma": "keep"}}, "gamma"),
-        ({"policy": {"presize_px": 3}}, "presize_px"),
         ({"shard_bytes": "many"}, "'many'"),
         ({"splits": ""}, "split"),
         ({"classes": []}, "classes"),
-        ({"encode": "avif"}, "encode"),
-        ({"presize_mode": "wide"}, "presize"),
     ],
 )
 def test_keywords_that_cannot_be(keywords, message):
@@ -194,8 +194,8 @@ def test_keywords_that_cannot_be(keywords, message):
 
 def test_keywords_become_options(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    options = ShardOptions(presize=64, min_side=9, classes=tmp_path / "classes.txt", splits={"a": 1})
-    assert (options.images.presize_px, options.images.min_side_px) == (64, 9)
+    options = ShardOptions(images=Images(presize=64, min_side=9), classes=tmp_path / "classes.txt", splits={"a": 1})
+    assert (options.images.presize, options.images.min_side) == (64, 9)
     assert (options.class_names, options.split_shares) == (("cat", "dog"), {"a": 1})
 
 
@@ -203,7 +203,7 @@ def test_keywords_become_options(tmp_path):
 def test_the_signature_has_the_defaults_of_the_options(function, options):
     parameters = inspect.signature(function).parameters
     for option in fields(options):
-        if option.init and option.name != "keeps_classes":
+        if option.init and option.name not in ("keeps_classes", "boxes", "images"):
             assert parameters[option.name].default == option.default, option.name
 
 
@@ -211,7 +211,12 @@ def test_the_signature_has_the_defaults_of_the_options(function, options):
     ("function", "keyword", "message"),
     [
         (shard, "num_workers", "use workers"),
-        (shard, "alpha", r"policy=\{'alpha'"),
+        (shard, "alpha", r"write images=tpufeed\.Images\(alpha=\.\.\.\)"),
+        (shard, "box_format", r"write boxes=tpufeed\.Boxes\(format=\.\.\.\)"),
+        (shard, "box_colums", r"write boxes=tpufeed\.Boxes\(columns=\.\.\.\)"),
+        (shard, "policy", r"write images=tpufeed\.Images\("),
+        (shard, "boxes", r"boxes is a tpufeed\.Boxes\(column=\.\.\.\), not 1"),
+        (Boxes, "box_format", "use format"),
         (warmup, "hosts", "'hosts'"),
         (warmup, "presize", "'presize'"),
     ],

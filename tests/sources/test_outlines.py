@@ -163,7 +163,7 @@ def test_objects_are_numbered_like_the_boxes_that_are_kept(coco, tmp_path):
     boxes = [[0, 0, 9, 60], [20, 0, 20, 60], [40, 0, 20, 60]]
     outlines = [[[x, y, x + w, y, x + w, y + h, x, y + h]] for x, y, w, h in boxes]
     path = coco([[annotation(each, 3 - n, bbox=boxes[n]) for n, each in enumerate(outlines)]])
-    options = {"presize": 30, "presize_mode": "fit"}
+    options = {"images": tpufeed.Images(presize=30, presize_mode="fit")}
     result = shard(path, tmp_path / "d", "instance", **options)
     (sample,), (mask,) = samples_of(result.url).values(), masks_of(result).values()
     assert mask.shape == (30, 30)
@@ -191,7 +191,7 @@ def test_masks_are_turned_and_resized_like_the_image(orientation, said, presize,
     one = annotation(
         [[left, top, right, top, right, bottom, left, bottom]], bbox=[left, top, right - left, bottom - top]
     )
-    result = shard(coco([(data, [one])], size=size), tmp_path / "d", presize=presize, policy={"exif": exif})
+    result = shard(coco([(data, [one])], size=size), tmp_path / "d", images=tpufeed.Images(presize=presize, exif=exif))
     (sample,), (mask,) = samples_of(result.url).values(), masks_of(result).values()
     image = np.asarray(Image.open(io.BytesIO(sample["image/encoded"][0])))
     is_red = np.abs(image.astype(int) - COLOURS[0]).max(-1) < 60
@@ -427,5 +427,5 @@ def test_objects_whose_boxes_are_dropped_are_not_drawn(outside, coco, tmp_path):
     beyond = annotation([[70, 5, 150, 5, 150, 30, 70, 30]], 2, bbox=[70, 5, 80, 25])
     away = annotation([[100, 5, 150, 5, 150, 30, 100, 30]], 3, bbox=[100, 5, 50, 25])
     path = coco([[away, beyond, annotation([LEFT], 1, bbox=[4, 5, 26, 20])]])
-    masks = masks_of(shard(path, tmp_path / "d", "instance", boxes_outside=outside))
+    masks = masks_of(shard(path, tmp_path / "d", "instance", boxes=tpufeed.Boxes(outside=outside)))
     assert masks[0][10, [5, 75]].tolist() == ([2, 1] if outside == "clip" else [1, 0])

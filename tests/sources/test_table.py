@@ -410,7 +410,7 @@ def test_fields_of_objects_are_columns_in_json_lines_and_in_parquet(table, tmp_p
         {"path": "1.jpg", "objects": None, "n": 2},
         {"path": "2.jpg", "objects": {"bbox": [], "kind": {"name": []}}, "n": 3},
     ]
-    options = {"boxes": "objects.bbox", "box_format": "xywh", "label": "objects.kind.name", "workers": 1}
+    options = {"boxes": tpufeed.Boxes(column="objects.bbox", format="xywh"), "label": "objects.kind.name", "workers": 1}
     found = []
     for suffix in ("jsonl", "parquet"):
         result = tpufeed.shard(table(rows, suffix), tmp_path / suffix, **options)

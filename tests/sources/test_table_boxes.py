@@ -47,7 +47,9 @@ def table(tmp_path):
 
 
 def shard(source, folder, **options):
-    result = tpufeed.shard(source, folder, workers=1, **{"group_by": "filename", "boxes": SIDES, **options})
+    result = tpufeed.shard(
+        source, folder, workers=1, **{"group_by": "filename", "boxes": tpufeed.Boxes(column=SIDES), **options}
+    )
     tpufeed.verify(result.url, decode="all")
     return result
 
@@ -116,7 +118,7 @@ def test_open_images(table, tmp_path):
 def test_kaggle(boxes, header, row, table, tmp_path):
     images = ["images/a.png", "images/b.png", "elsewhere/a.png", "elsewhere/b.png"]
     source = table([header, row, f"b{',' * boxes.count(',')},", row], images=images)
-    options = {"group_by": "image_id", "boxes": boxes, "box_format": "xywh", "image": "images/{}.png"}
+    options = {"group_by": "image_id", "boxes": tpufeed.Boxes(column=boxes, format="xywh"), "image": "images/{}.png"}
     result = shard(source, tmp_path / "d", **options)
     name = "bbox" if boxes == "bbox" else "boxes"
     found = {path: sample[name] for path, sample in texts_of(result.url).items()}
@@ -139,7 +141,7 @@ def test_columns_of_boxes_that_the_user_names(table, tmp_path):
     """Other columns have one value for each image."""
     lines = [f"filename,{SIDES},score,by", "a.png,1,2,3,4,0.5,x", "a.png,1,2,3,5,0.25,", "b.png,1,2,3,4,1,x"]
     lines += ["c.png,1,2,3,4,1,x", "c.png,1,2,3,4,1,y"]
-    result = shard(table(lines), tmp_path / "d", box_columns=["score"])
+    result = shard(table(lines), tmp_path / "d", boxes=tpufeed.Boxes(column=SIDES, columns=["score"]))
     samples = texts_of(result.url)
     assert {path: (sample["score"], sample["by"]) for path, sample in samples.items()} == {
         "a.png": ([0.5, 0.25], ["x"]),
@@ -160,7 +162,7 @@ def test_a_value_that_some_boxes_lack(table, tmp_path):
 
 def test_rows_of_labels_become_a_list(table, tmp_path):
     lines = ["filename,label,by", "a.png,cat,x", "a.png,cow,y", "b.png,,x", "a.png,cat,y"]
-    samples = texts_of(shard(table(lines), tmp_path / "d", boxes=None).url)
+    samples = texts_of(shard(table(lines), tmp_path / "d", boxes=tpufeed.Boxes(column=None)).url)
     assert {path: (sample["image/class/text"], sample["by"]) for path, sample in samples.items()} == {
         "a.png": (["cat", "cow"], ["x", "y", "y"]),
         "b.png": ([], ["x"]),
@@ -199,7 +201,9 @@ def test_rows_that_are_rejected(row, reason, words, table, tmp_path):
 def test_a_box_in_one_column_that_is_no_box(value, table, tmp_path):
     quoted = value.replace('"', '""')
     source = table(["filename,bbox", f'a.png,"{quoted}"', 'b.png,"[1, 2, 3, 4]"', 'a.png,"[1, 2, 3, 4]"'])
-    ((path, (reason, message)),) = rejects_of(shard(source, tmp_path / "d", boxes="bbox").url).items()
+    ((path, (reason, message)),) = rejects_of(
+        shard(source, tmp_path / "d", boxes=tpufeed.Boxes(column="bbox")).url
+    ).items()
     assert (path, reason) == ("a.png", "bad_box")
     assert "row 1 of" in message
 
@@ -208,11 +212,11 @@ def test_a_box_in_one_column_that_is_no_box(value, table, tmp_path):
     ("options", "message"),
     [
         ({"group_by": "image"}, "no column 'image'"),
-        ({"boxes": "xmin,ymin,xmax,top"}, "'top' for the boxes"),
-        ({"boxes": "xmin,ymin,xmax"}, "3 columns"),
-        ({"boxes": "xmin,ymin,xmax,xmin"}, "four different"),
+        ({"boxes": tpufeed.Boxes(column="xmin,ymin,xmax,top")}, "'top' for the boxes"),
+        ({"boxes": tpufeed.Boxes(column="xmin,ymin,xmax")}, "3 columns"),
+        ({"boxes": tpufeed.Boxes(column="xmin,ymin,xmax,xmin")}, "four different"),
         ({"group_by": None}, "--group-by COLUMN"),
-        ({"box_columns": ["score"]}, "'score'"),
+        ({"boxes": tpufeed.Boxes(column=SIDES, columns=["score"])}, "'score'"),
     ],
 )
 def test_columns_that_are_not_there(options, message, table, tmp_path):
@@ -272,7 +276,7 @@ def test_an_append_groups_rows_as_the_dataset(table, tmp_path):
 def test_a_name_that_is_not_utf8(table, tmp_path):
     source = table(['{"path": "\\ud800.png", "bbox": [1, 2, 3, 4]}'], "boxes.jsonl")
     with pytest.raises(SourceError, match="UTF-8"):
-        shard(source, tmp_path / "d", group_by="path", boxes="bbox")
+        shard(source, tmp_path / "d", group_by="path", boxes=tpufeed.Boxes(column="bbox"))
 
 
 def test_rows_that_cannot_be_read_leave_no_file_open():
@@ -347,7 +351,12 @@ def test_boxes_are_of_an_image_of_the_width_and_height_in_the_row(
         box = [each / side for each, side in zip(box, (64, 48) * 2, strict=True)]
     names = ("image_width", "ImageHeight") if form == "tar" else ("width", "height")
     path = FORMS[form](source, {"bbox": [box], **dict(zip(names, said, strict=True))})
-    options = {"boxes": "bbox", "box_format": box_format, "label": "none", "max_rejects": "100%", "workers": 1}
+    options = {
+        "boxes": tpufeed.Boxes(column="bbox", format=box_format),
+        "label": "none",
+        "max_rejects": "100%",
+        "workers": 1,
+    }
     if isinstance(expected, str):
         with pytest.raises(BuildError, match=re.escape(expected)):
             tpufeed.shard(path, tmp_path / "d", **options)
@@ -375,7 +384,7 @@ def test_rows_of_an_image_may_leave_columns_out(table, tmp_path):
 def test_a_flag_that_is_1_or_blank_belongs_to_its_box(named, table, tmp_path):
     lines = ["filename,xmin,ymin,xmax,ymax,hidden"]
     lines += ["a.png,1,1,5,5,", "a.png,2,2,9,9,1", "b.png,1,1,5,5,", "c.png,1,1,5,5,1", "c.png,2,2,9,9,1"]
-    result = shard(table(lines), tmp_path / "d", box_columns=named)
+    result = shard(table(lines), tmp_path / "d", boxes=tpufeed.Boxes(column=SIDES, columns=named))
     samples = texts_of(result.url)
     assert [samples[name]["hidden"] for name in ("a.png", "b.png", "c.png")] == [[0, 1], [0], [1, 1]]
     assert spec_of(result, "hidden").of == "boxes"
@@ -400,7 +409,7 @@ def test_boxes_that_nobody_named_are_said_and_refused_by_a_crop(form, row, way, 
         FORMS[form](source, row),
         "xmin" if row is SIDED else next(iter(row)).replace("objects", "objects.bbox"),
     )
-    result = tpufeed.shard(path, tmp_path / "d", label="none", presize=32, workers=1)
+    result = tpufeed.shard(path, tmp_path / "d", label="none", images=tpufeed.Images(presize=32), workers=1)
     (said,) = (said for said in result.warnings if name in said)
     assert way in said
     crop = {"ops": [RandomResizedCrop(16)], "columns": ["image", name], "batch_size": 1, "processes": 0}

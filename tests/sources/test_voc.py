@@ -80,10 +80,10 @@ def test_own_splits(voc, tmp_path):
 def test_files_that_count_from_0(box_format, left, voc, tmp_path):
     edge = OBJECT.format("cat", 0, 1, 3, 0, 80, 60).replace("<xmin>3", "<xmin>3.5")
     root = voc({**FILES, "2008_2": annotation(edge)})
-    result = shard(root, tmp_path / "d", box_format=box_format, boxes_outside="clip")
+    result = shard(root, tmp_path / "d", boxes=tpufeed.Boxes(format=box_format, outside="clip"))
     assert texts_of(result.url)["JPEGImages/2008_0.png"]["boxes"][:4] == [left, left + 10, 40, 50.5]
     assert any("2008_2.xml" in said and "from 0" in said for said in result.warnings) == (box_format is None)
-    shard(root, tmp_path / "d", box_format=box_format, boxes_outside="clip")  # finds the finished build
+    shard(root, tmp_path / "d", boxes=tpufeed.Boxes(format=box_format, outside="clip"))  # finds the finished build
 
 
 def test_a_name_in_the_lists_of_two_splits_is_named(voc, tmp_path):
@@ -194,7 +194,10 @@ def test_classes_may_be_given_or_left_out(voc, tmp_path):
     assert shard(voc(), tmp_path / "d2", label="none").manifest.class_names == ()
 
 
-@pytest.mark.parametrize("options", [{"boxes": "b"}, {"box_format": "xywh", "boxes": "b"}, {"split_by": "folder"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"boxes": tpufeed.Boxes(column="b")}, {"boxes": tpufeed.Boxes(format="xywh", column="b")}, {"split_by": "folder"}],
+)
 def test_options_that_contradict_the_files(options, voc, tmp_path):
     with pytest.raises(OptionError):
         shard(voc(), tmp_path / "d", **options)

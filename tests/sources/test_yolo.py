@@ -64,7 +64,7 @@ def test_boxes_classes_and_splits(yolo, tmp_path):
     assert (sample["image/class/label"], sample["image/class/text"]) == ([0, 2], ["cat", "dog"])
     assert spec_of(result, "boxes").type_text == "float32[1 to 2, 4] boxes"
     # The same command continues, and a finished dataset is recognised.
-    assert shard(tmp_path / "set", tmp_path / "d2", presize=30).images == 3
+    assert shard(tmp_path / "set", tmp_path / "d2", images=tpufeed.Images(presize=30)).images == 3
     assert boxes_of(texts_of(tmp_path / "d2")["images/train/0.png"])[0] == [10, 7.5, 30, 22.5]
     assert shard(path, tmp_path / "d").manifest == result.manifest  # it is recognised
 
@@ -219,7 +219,13 @@ def test_no_labels_at_all(yolo, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"boxes": "b"}, {"columns": {"a": "int64"}}, {"label": "kind"}, {"split_by": "folder"}, {"masks": "m"}],
+    [
+        {"boxes": tpufeed.Boxes(column="b")},
+        {"columns": {"a": "int64"}},
+        {"label": "kind"},
+        {"split_by": "folder"},
+        {"masks": "m"},
+    ],
 )
 def test_options_that_contradict_the_file(options, yolo, tmp_path):
     with pytest.raises(OptionError):

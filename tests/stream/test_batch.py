@@ -72,7 +72,7 @@ def test_an_image_that_does_not_decode_is_named(photo_folder, tmp_path, stored, 
         shutil.copy(photo, folder)
     broken = sorted(folder.iterdir())[7]
     broken.write_bytes(broken.read_bytes()[:5000] + b"\xff\xd9")
-    tpufeed.shard(folder, url, check="header", workers=1)
+    tpufeed.shard(folder, url, images=tpufeed.Images(check="header"), workers=1)
     sample = stored(url).texts("image/filename").index(broken.name)
     delivered, error = deliver(url, ops=ops)
     assert isinstance(error, RecordError)

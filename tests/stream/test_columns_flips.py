@@ -53,13 +53,14 @@ def pictures(tmp_path_factory):
     return folder / "table.jsonl"
 
 
-def shard(table, folder, **options):
-    return tpufeed.shard(table, folder, workers=1, **{"flip_pairs": PAIRS, **options})
+def shard(table, folder, pairs=PAIRS, column=None, keypoints=None, **options):
+    boxes = tpufeed.Boxes(column=column, keypoints=keypoints, flip_pairs=pairs)
+    return tpufeed.shard(table, folder, workers=1, boxes=boxes, **options)
 
 
 @pytest.fixture(scope="module")
 def of_boxes(pictures, tmp_path_factory):
-    return shard(pictures, tmp_path_factory.mktemp("of-boxes") / "d", boxes="boxes", keypoints="poses").url
+    return shard(pictures, tmp_path_factory.mktemp("of-boxes") / "d", column="boxes", keypoints="poses").url
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,7 @@ def warnings_of(caplog):
 
 @pytest.mark.all
 def test_a_column_without_pairs_is_warned_of_once_a_loader(pictures, of_images, tmp_path, caplog):
-    url = shard(pictures, tmp_path / "d", keypoints="points", flip_pairs=None).url
+    url = shard(pictures, tmp_path / "d", keypoints="points", pairs=None).url
     said = []
     for options in (
         {"ops": [Resize(SIZE), HorizontalFlip(1.0)], "processes": 1},
@@ -198,7 +199,7 @@ def test_a_column_without_pairs_is_warned_of_once_a_loader(pictures, of_images, 
 
 @pytest.mark.parametrize("none", [[], "none"])
 def test_points_without_a_left_and_a_right_say_so(pictures, tmp_path, none, caplog):
-    url = shard(pictures, tmp_path / "d", keypoints="points", flip_pairs=none).url
+    url = shard(pictures, tmp_path / "d", keypoints="points", pairs=none).url
     batch = batch_of(url, ["image", "points"], ops=[Resize(SIZE), HorizontalFlip(1.0)])
     assert check_names(batch["image"], batch["points"], swaps=False) == COUNT
     assert not warnings_of(caplog)
@@ -215,7 +216,7 @@ def test_the_schema_says_the_pairs_and_only_then(pictures, of_images, tmp_path):
     words = ["shard", str(pictures), str(tmp_path / "d"), "--keypoints", "points", "--flip-pairs", "1:2,4:3"]
     assert CliRunner().invoke(app, words).exit_code == 0
     assert tpufeed.open_dataset(tmp_path / "d").content_digest == tpufeed.open_dataset(of_images).content_digest
-    without = shard(pictures, tmp_path / "e", keypoints="points", flip_pairs=None)
+    without = shard(pictures, tmp_path / "e", keypoints="points", pairs=None)
     assert "flip_pairs" not in (tmp_path / "e/manifest.json").read_text()
     assert without.manifest.content_digest != tpufeed.open_dataset(of_images).content_digest
 
@@ -247,9 +248,9 @@ def test_a_manifest_with_pairs_that_cannot_be_is_refused(of_images, tmp_path, pa
     ],
 )
 def test_pairs_that_do_not_fit_are_refused(pictures, tmp_path, pairs, said):
-    for options in ({"keypoints": "points"}, {"boxes": "boxes", "keypoints": "poses"}):
+    for options in ({"keypoints": "points"}, {"column": "boxes", "keypoints": "poses"}):
         with pytest.raises(OptionError, match=said):
-            shard(pictures, tmp_path / "d", flip_pairs=pairs, **options)
+            shard(pictures, tmp_path / "d", pairs=pairs, **options)
     assert not (tmp_path / "d/manifest.json").exists()
 
 
@@ -269,7 +270,7 @@ def test_pairs_are_of_keypoints_of_one_number(pictures, tmp_path):
         batch = batch_of(url, ["points"], ops=[HorizontalFlip(1.0)])
         assert sorted(batch["points_length"].tolist()) == [0, *[5] * 7]
     ragged.write_text("\n".join([*lines[1:], json.dumps(row | {"points": row["points"][:4]})]) + "\n")
-    shard(ragged, tmp_path / "g", keypoints="points", flip_pairs="none")  # of which none has a place
+    shard(ragged, tmp_path / "g", keypoints="points", pairs="none")  # of which none has a place
     ragged.write_text("\n".join([*lines[1:], json.dumps(row | {"points": []})]) + "\n")
     # As some samples have none, one with four is a reject.
     ragged.write_text(ragged.read_text() + json.dumps(row | {"path": "1.png", "points": row["points"][:4]}) + "\n")
@@ -297,4 +298,4 @@ def test_appended_images_have_the_pairs_of_the_dataset(pictures, tmp_path):
         tpufeed.append(fewer, url, workers=1)
     fewer.write_text(json.dumps(row | {"path": "new.png"}) + "\n")
     with pytest.raises(OptionError, match="flips 1:3"):
-        shard(fewer, url, keypoints="points", flip_pairs="1:3", append=True, allow_different=True)
+        shard(fewer, url, keypoints="points", pairs="1:3", append=True, allow_different=True)

@@ -56,10 +56,7 @@ def scenes(tmp_path_factory):
         folder / "dataset",
         workers=1,
         image_columns=images,
-        boxes="boxes",
-        box_format="xywh",
-        keypoints="corners",
-        box_columns=["iscrowd"],
+        boxes=tpufeed.Boxes(column="boxes", format="xywh", keypoints="corners", columns=["iscrowd"]),
     )
     return result.url
 

@@ -175,7 +175,9 @@ def many_shards(tmp_path_factory):
     (folder / "images").mkdir()
     for number in range(600):
         cv2.imwrite(str(folder / f"images/{number:03d}.png"), np.full((8, 8, 3), number % 256, np.uint8))
-    tpufeed.shard(folder / "images", folder / "d", shards=200, check="header", label="none", workers=1)
+    tpufeed.shard(
+        folder / "images", folder / "d", shards=200, images=tpufeed.Images(check="header"), label="none", workers=1
+    )
     return folder / "d"
 
 

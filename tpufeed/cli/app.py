@@ -16,7 +16,7 @@ from tpufeed.cli.docstrings import describe
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 # What explains the flags of a command. See `docstrings.describe`.
 _DOCUMENTED = {
-    "shard": "sharding.build:shard",
+    "shard": "sharding.build:shard images.policy:Images sources.options:Boxes",
     "append": "sharding.append:append sharding.build:shard",
     "compact": "builds.compact:compact",
     "prune": "builds.prune:prune",

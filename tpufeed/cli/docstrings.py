@@ -8,6 +8,14 @@ from typing import Any
 
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<!e\.g)\. (?=[A-Z\"`])")
+_FLAGS = {  # of fields of a group that have another name
+    "sources.options:Boxes": {
+        "column": "boxes",
+        "format": "box_format",
+        "outside": "boxes_outside",
+        "columns": "box_columns",
+    }
+}
 _REFERENCE = re.compile(r"^as for `|\b(?:as in|see) `tpufeed\.")
 
 
@@ -18,7 +26,9 @@ def read_args(place: str) -> dict[str, str]:
     tree = ast.parse((Path(__file__).parents[1] / f"{module.replace('.', '/')}.py").read_bytes())
     found = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name)
     _, _, listed = (ast.get_docstring(next(found)) or "").partition("s:\n    ")  # Args: or Attributes:
-    return {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(f"    {listed}".partition("\n\n")[0])}
+    flags = _FLAGS.get(place, {})
+    found_args = _ARGUMENT.findall(f"    {listed}".partition("\n\n")[0])
+    return {flags.get(name, name): " ".join(text.split()) for name, text in found_args}
 
 
 def describe(params: list[Any], places: str) -> None:

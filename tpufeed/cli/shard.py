@@ -9,6 +9,7 @@ from tpufeed.cli import flags
 from tpufeed.cli.builds import engine_of_flags, given, parse_pairs, print_preview, run_build
 from tpufeed.cli.console import echo, reports_build_errors
 from tpufeed.cli.flags import one_of
+from tpufeed.errors import OptionError
 from tpufeed.text import format_count
 
 if TYPE_CHECKING:
@@ -124,18 +125,22 @@ def shard_command(
       tpufeed shard 'gs://bucket/raw/train-*.tar' gs://bucket/flowers --presize 256 --max-rejects 2%
     """
     values: dict[str, Any] = locals() | {
-        "policy": parse_pairs(policy, "policy", "alpha=black"),
         "columns": parse_pairs(columns, "type of a column", "embedding:float32[512]"),
         "image_columns": parse_pairs(image_columns, "image column", "mask=mask_path:mask") or None,
         "box_columns": None if box_columns is None else box_columns.split(","),
         "engine": engine_of_flags(engine, workers, ray_address, beam),
     }
+    policies = parse_pairs(policy, "policy", "alpha=black")
+    if unknown := sorted(policies.keys() - flags.POLICIES):
+        raise OptionError(f"unknown policy {', '.join(unknown)}. Expected {', '.join(sorted(flags.POLICIES))}")
     from tpufeed.builds.run import preview
     from tpufeed.sharding.build import shard, shard_recipe
     from tpufeed.sources.options import ShardOptions
 
+    options = ShardOptions.of_flat(values | policies)
+    values |= {"boxes": options.boxes, "images": options.images}
     if dry_run:
-        recipe = shard_recipe(src, ShardOptions(**given(ShardOptions, values)), append, allow_different)
+        recipe = shard_recipe(src, options, append, allow_different)
         _print_preview(preview(recipe, **given(preview, values)), values["engine"], as_json)
         return
     run_build(shard, given(shard, values), as_json, log_json)

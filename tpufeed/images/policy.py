@@ -8,7 +8,7 @@ and three times as fast, because OpenCV runs both in SIMD.
 
 import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 import cv2
@@ -26,17 +26,11 @@ from tpufeed.images.modern import MODERN
 from tpufeed.images.protocols import Window
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 from tpufeed.images.windows import short_side_size
-from tpufeed.options import between, check_fields
+from tpufeed.options import between, group
 
 StoredFormat = Literal["jpeg", "png", "webp"]
 PresizeMode = Literal["short", "long", "fit"]
-Check = Literal["full", "header"]
-Encode = Literal["keep", "exact", "jpeg", "png", "webp"]
-Progressive = Literal["keep", "baseline"]
 Quality: TypeAlias = Annotated[int, between(1, 100)]
-PresizePx: TypeAlias = Annotated[int, between(8, 16384)]
-MaxPixels: TypeAlias = Annotated[int, between(1, MAX_PIXELS)]
-MinSidePx: TypeAlias = Annotated[int, between(1, 65535)]
 _LONGEST_SIDE_PX = {"jpeg": 65_500, "png": 2**31 - 1, "webp": 16_383}
 _LEAST_OVERSAMPLING = 1.9
 _LEAST_AFTER_MEANS = 3
@@ -45,24 +39,27 @@ DEEP_BITS = (10, 12, 14)  # that the policy for deep images may name
 _BITS_USED = {bits: f"deep ({bits} bits used)" for bits in range(9, DEEP_BITS[-1] + 1)}
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePolicy:
-    """Options that say how images are checked and stored, and what becomes of each odd case.
+@group
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """How images are checked and stored, and what becomes of each odd case.
 
     Attributes:
-        check: "full" decodes every image strictly: no image can stop a training. "header" trusts what follows a
-            sound header.
-        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change. JPEG and WebP that do become
-            JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loop. All else becomes PNG. The
-            name of a format stores only that format. "exact" is "keep" without `restart_markers` and without mending:
-            files that need no change are stored byte for byte.
-        quality: quality of JPEGs and WebPs that are encoded again.
-        presize_px: shrink images to this side, never enlarge. None keeps sizes.
-        presize_mode: the side that is meant: the shorter one, the longer one, or the shorter one before the middle
-            square is cut out ("fit": all images become presize_px x presize_px, except smaller ones, which are only
-            cut).
-        max_pixels: images with more pixels are refused, without decoding them (reason too_large).
-        min_side_px: images with a shorter side below it are refused (reason too_small).
+        check: "full" decodes every image strictly, so that none can stop a training run, "header" trusts everything
+            after a sound header.
+        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change, but adds restart markers to
+            JPEGs for fast crops, "exact" stores such files unchanged, and "jpeg", "png" or "webp" encodes all images.
+            Markers cost no quality, and let loaders decode only the window that a crop needs. With "keep" and "exact"
+            JPEG and WebP that do need a change become JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to
+            decode in a loader. All else becomes PNG.
+        progressive: "keep" leaves progressive JPEGs as they are, "baseline" rewrites them without loss, to decode two
+            to three times faster and have restart markers.
+        quality: quality of JPEG and WebP images that are encoded again, 1 to 100.
+        presize: shrink images to this side in pixels, never enlarge them. Default: keep their sizes.
+        presize_mode: the side that `presize` gives: "short", "long", or "fit", which gives the shorter side and then
+            cuts out the middle square. Smaller images are only cut.
+        max_pixels: reject images with more pixels than this, without decoding them. Default: 178,956,970.
+        min_side: reject images with a shorter side than this, in pixels.
         exif: apply an orientation, or ignore it: then pixels are taken as stored, and no tag is left that would turn
             them in other decoders. A JPEG or WebP that may be kept loses nothing by that: the tag's value becomes 1
             in a copy of the bytes. Orientations in XMP are not read. HEIC and JPEG XL come upright from their decoders,
@@ -80,19 +77,19 @@ class ImagePolicy:
         damaged: from a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, remove the bytes that
             strict decoders refuse. With check="header", damage after the first scan's header is not looked for, except
             a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
-        progressive: keep a progressive JPEG, or make it "baseline" without loss, to decode two to three times as fast
-            and have restart markers.
-        restart_markers: add restart markers to kept JPEGs, without loss. Loaders then decode only the window they need,
-            see `markers`. None means True if tpufeed has its C extension and `encode` is "keep" or "jpeg".
+
+    Raises:
+        OptionError: a value is not valid, or two do not fit together.
     """
 
-    check: Check = "full"
-    encode: Encode = "keep"
+    check: Literal["full", "header"] = "full"
+    encode: Literal["keep", "exact", "jpeg", "png", "webp"] = "keep"
+    progressive: Literal["keep", "baseline"] = "keep"
     quality: Quality = 90
-    presize_px: PresizePx | None = None
+    presize: Annotated[int, between(8, 16384)] | None = None
     presize_mode: PresizeMode = "short"
-    max_pixels: MaxPixels = MAX_PIXELS
-    min_side_px: MinSidePx = 1
+    max_pixels: Annotated[int, between(1, MAX_PIXELS)] = MAX_PIXELS
+    min_side: Annotated[int, between(1, 65535)] = 1
     exif: Literal["apply", "ignore"] = "apply"
     cmyk: Literal["rgb", "reject"] = "rgb"
     alpha: Literal["white", "black", "reject"] = "white"
@@ -102,13 +99,10 @@ class ImagePolicy:
     bands: Literal["drop", "reject"] = "drop"
     extension: Literal["sniff", "reject"] = "sniff"
     damaged: Literal["mend", "reject"] = "mend"
-    progressive: Progressive = "keep"
-    restart_markers: bool | None = None
+    restart_markers: bool = field(init=False)  # decided once, for the plan: all hosts of a build do the same
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.restart_markers is None:  # decided once, for the plan: all hosts of a build do the same
-            object.__setattr__(self, "restart_markers", self.encode in ("keep", "jpeg") and CAN_REWRITE)
+        object.__setattr__(self, "restart_markers", self.encode in ("keep", "jpeg") and CAN_REWRITE)
         if self.progressive == "baseline" and not self.restart_markers:
             raise OptionError(
                 "progressive='baseline' rewrites JPEGs: that takes encode='keep' or 'jpeg', and a tpufeed with its C "
@@ -135,10 +129,10 @@ class StoredImage:
     Attributes:
         kept: `data` is the file's own bytes, or holds the same coefficients with restart markers.
         mended: `data` is the file's own bytes without the damaged ones.
-        odd: the odd cases that were met, by the names of `ImagePolicy`'s fields.
+        odd: the odd cases that were met, by the names of `Images`'s fields.
         added_bytes: bytes that restart markers added to a kept JPEG, or None if none were added.
         unmarked: why a kept JPEG could not get restart markers.
-        source: height and width of the file's image, turned as `ImagePolicy.exif` says, before presizing.
+        source: height and width of the file's image, turned as `Images.exif` says, before presizing.
         orientation: EXIF orientation of the file, 1 to 8, whether it was applied or not.
     """
 
@@ -156,7 +150,7 @@ class StoredImage:
     orientation: int = 1
 
 
-def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage:
+def store_image(data: bytes, policy: Images, name: str = "") -> StoredImage:
     """Return the image of a file as `policy` wants it stored: 8-bit grey or RGB, as JPEG, PNG or WebP.
 
     Args:
@@ -177,13 +171,13 @@ def store_image(data: bytes, policy: ImagePolicy, name: str = "") -> StoredImage
         return replace(image, kept=False, mended=image.kept, odd=(*image.odd, "damaged"))
 
 
-def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
+def _store(data: bytes, policy: Images, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
     size = (header.height, header.width)
     # An ignored orientation can be removed from a JPEG or WebP without other changes. A PNG's chunk has a CRC.
     turns = header.orientation != 1 and (policy.exif == "apply" or header.format == "png")
-    fits = policy.presize_px is None or (
-        scaled_size(*size, policy.presize_px, policy.presize_mode) == size
+    fits = policy.presize is None or (
+        scaled_size(*size, policy.presize, policy.presize_mode) == size
         and (policy.presize_mode != "fit" or header.height == header.width)
     )
     is_kept = header.plain and not turns and fits and not (header.channels == 1 and policy.greyscale == "rgb")
@@ -199,7 +193,7 @@ def _store(data: bytes, policy: ImagePolicy, name: str) -> StoredImage:
 
 
 def _keep(
-    data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy, stored_format: StoredFormat
+    data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: Images, stored_format: StoredFormat
 ) -> StoredImage:
     """Check the file's own bytes and store them, with restart markers if that is possible and they still decode."""
     stored = data
@@ -228,20 +222,20 @@ def _keep(
 
 
 def _encode_anew(
-    data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy, stored_format: StoredFormat
+    data: bytes, header: ImageHeader, odd: tuple[str, ...], policy: Images, stored_format: StoredFormat
 ) -> StoredImage:
     """Store the image upright, presized and with the channels that `policy` wants."""
     orientation = header.orientation if policy.exif == "apply" else 1
     backdrop = 0 if policy.alpha == "black" else 255
     size = wanted = (header.height, header.width)
     reduce = 1
-    if policy.presize_px is not None:
-        wanted = scaled_size(*size, policy.presize_px, policy.presize_mode)
+    if policy.presize is not None:
+        wanted = scaled_size(*size, policy.presize, policy.presize_mode)
         least = min(size[0] / wanted[0], size[1] / wanted[1]) / _LEAST_OVERSAMPLING
         reduce = max(factor for factor in (1, 2, 4, 8) if factor == 1 or factor <= least)
     pixels = turn(decode_stored(data, header, reduce, backdrop, policy.deep_bits), orientation)
     odd = _tell_bits(pixels, header, odd, policy)
-    if policy.presize_px is not None:
+    if policy.presize is not None:
         height, width = wanted if orientation < 5 else wanted[::-1]
         if policy.presize_mode == "fit":  # cut first: at a pixel of the source, not of the result
             height = width = min(height, width)
@@ -266,7 +260,7 @@ def _encode_anew(
     )
 
 
-def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> Geometry:
+def stored_geometry(image: StoredImage, policy: Images, turn: int = 1) -> Geometry:
     """Return where each place of a stored image lies in the image of its file, upright if `policy.exif` is "apply".
 
     Args:
@@ -288,7 +282,7 @@ def stored_geometry(image: StoredImage, policy: ImagePolicy, turn: int = 1) -> G
     return geometry.window(Window(top, left, height, width, image.height, image.width))
 
 
-def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
+def load_image(data: bytes, policy: Images, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
     """Return the image of a file for ops to run over, and the odd cases that were met.
 
     An image without odd cases stays the file's own bytes. `decode` decodes them to upright RGB. Any other becomes
@@ -304,13 +298,13 @@ def load_image(data: bytes, policy: ImagePolicy, name: str = "") -> tuple[bytes 
         return image, (*odd, "damaged")
 
 
-def _mend(data: bytes, policy: ImagePolicy, error: ImageError) -> bytes:
+def _mend(data: bytes, policy: Images, error: ImageError) -> bytes:
     if policy.damaged == "reject":
         raise error
     return mend(data, error)
 
 
-def _load(data: bytes, policy: ImagePolicy, name: str) -> tuple[bytes | Pixels, tuple[str, ...]]:
+def _load(data: bytes, policy: Images, name: str) -> tuple[bytes | Pixels, tuple[str, ...]]:
     header, odd = _read(data, policy, name)
     if header.plain and (header.orientation == 1 or policy.exif == "ignore"):
         return data, odd
@@ -321,7 +315,7 @@ def _load(data: bytes, policy: ImagePolicy, name: str) -> tuple[bytes | Pixels, 
     return pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels, odd
 
 
-def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tuple[str, ...]]:
+def _read(data: bytes, policy: Images, name: str) -> tuple[ImageHeader, tuple[str, ...]]:
     header = read_header(data)
     odd = header.odd
     if name and format_of_name(name) not in (None, header.format):
@@ -329,15 +323,15 @@ def _read(data: bytes, policy: ImagePolicy, name: str) -> tuple[ImageHeader, tup
     height, width = header.height, header.width
     if height * width > policy.max_pixels:
         raise ImageError("too_large", f"{width}x{height} pixels are more than {policy.max_pixels}")
-    if min(height, width) < policy.min_side_px:
-        raise ImageError("too_small", f"{width}x{height} pixels, but the shorter side is at least {policy.min_side_px}")
+    if min(height, width) < policy.min_side:
+        raise ImageError("too_small", f"{width}x{height} pixels, but the shorter side is at least {policy.min_side}")
     for case in odd:
         if getattr(policy, case) == "reject":
             raise ImageError("unsupported", f"the policy for {case} is to reject")
     return header, odd
 
 
-def _tell_bits(pixels: Pixels, header: ImageHeader, odd: tuple[str, ...], policy: ImagePolicy) -> tuple[str, ...]:
+def _tell_bits(pixels: Pixels, header: ImageHeader, odd: tuple[str, ...], policy: Images) -> tuple[str, ...]:
     """Return the odd cases of a decoded image. If it was scaled from 16 bits and uses at most 14, they say how many."""
     if "deep" not in odd or header.format in MODERN or policy.deep_bits < 16:
         return odd

@@ -39,7 +39,7 @@ from tpufeed.images.ops import (
     VerticalFlip,
 )
 from tpufeed.images.pipeline import Pipeline, run_views
-from tpufeed.images.policy import ImagePolicy, store_image
+from tpufeed.images.policy import Images, store_image
 from tpufeed.images.protocols import Op
 from tpufeed.measure.commands import make_again, name_beside
 from tpufeed.measure.prediction import Alternative
@@ -268,10 +268,10 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
     side = _presize_side((*ops, *device_ops))
 
     def store(number: int) -> bytes:
-        return store_image(images[number], ImagePolicy()).data
+        return store_image(images[number], Images()).data
 
     def presize(number: int) -> bytes:
-        return store_image(images[number], ImagePolicy(presize_px=side)).data
+        return store_image(images[number], Images(presize=side)).data
 
     def warm_by(ops: _Ops, variants: int = 1) -> Callable[[int], bytes]:
         pipelines, samples = [Pipeline(ops, seed=0)] * variants, np.arange(len(images))

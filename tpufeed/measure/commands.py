@@ -6,11 +6,12 @@ from shlex import join, quote
 from typing import Any
 
 from tpufeed.dataset.manifest import Manifest
-from tpufeed.sources.options import POLICIES, ShardOptions
+from tpufeed.sources.options import ShardOptions
 
 _UNKNOWN = "DATASET"  # a name to fill in, if the source suggests none
 # Options without a flag: workers of this release set the first, and an append the second.
 _NO_FLAGS = ("restart_markers", "keeps_classes")
+_POLICIES = {"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"}
 _FLAGS = {"shard_bytes": "--shard-size", "columns": "--column", "image_columns": "--image-column"}
 
 
@@ -42,7 +43,7 @@ def name_beside(url: str, suffix: str) -> str:
 
 def _words(name: str, value: Any) -> list[str]:
     """Return the words of an option as the manifest has it."""
-    if name in POLICIES:
+    if name in _POLICIES:
         return ["--policy", f"{name}={value}"]
     flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
     if value is True:

@@ -18,11 +18,11 @@ from tpufeed.options import Names, checked
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sources.coco import CocoSource
-from tpufeed.sources.options import OPTIONS, POLICIES, ShardOptions
+from tpufeed.sources.options import OPTIONS, ShardOptions
 
 # Stored options that decide no bytes of records.
-_OF_SOURCE = {"command", "source"} | {name for name, option in OPTIONS.items() if "reads" in option.metadata}
-_STORED_OTHERWISE = {"splits", "shards", "policy", "image_columns"}  # in another form than users give them
+_OF_SOURCE = {"command", "source"} | {name for name, (_, option) in OPTIONS.items() if "reads" in option.metadata}
+_STORED_OTHERWISE = {"splits", "shards", "image_columns"}  # in another form than users give them
 
 
 @checked()
@@ -62,7 +62,7 @@ def append(  # noqa: PLR0913  # the public face
         split_by: as for `image`.
         masks: the folder of masks that mirrors this source, if the dataset has such masks.
         unset: options of the dataset's first build that get their defaults for the new source, by their names in
-            `tpufeed.shard`, like "image" or "columns".
+            `tpufeed info`, like "image" or "box_format".
         max_rejects: fail, and leave the dataset as it is, if more of the new images than this are rejected.
         overwrite: discard what an interrupted append has left, instead of continuing it.
         fsync: write the new shards to the disk before the manifest.
@@ -144,7 +144,7 @@ class AppendRecipe(ShardRecipe):
         given = {name: value for name, value in self._given.items() if value is not None}
         left_out = {name.replace("-", "_") for name in self._unset}
         if unknown := sorted(left_out - (OPTIONS.keys() - {"keeps_classes"})):
-            raise OptionError(f"there is no option {unknown[0]!r} to unset. The names are those that tpufeed.shard has")
+            raise OptionError(f"there is no option {unknown[0]!r} to unset. The names are those that tpufeed info has")
         if both := sorted(left_out & given.keys()):
             raise OptionError(f"{both[0]} is both given and unset. Leave one of them out")
         sources = self.source, str(stored.get("source"))
@@ -161,8 +161,6 @@ class AppendRecipe(ShardRecipe):
         } <= options.keys():  # the new rows of an image may not differ in all columns that have values of boxes
             features = [spec for spec in base.manifest.features if spec.name not in OWN_NAMES]
             options.setdefault("box_columns", [spec.name for spec in features if isinstance(spec.of, str)])
-        if "policy" in inherited:
-            options["policy"] = {name: stored[name] for name in POLICIES if name in stored}
         if "splits" in inherited:
             options["splits"] = stored.get("splits")
         if "shards" in inherited & stored.keys():  # the number was for all images
@@ -177,7 +175,7 @@ class AppendRecipe(ShardRecipe):
             )
         if "split_by" in given:
             options["splits"] = None
-        return ShardOptions(**(options | given))
+        return ShardOptions.of_flat(options | given)
 
 
 def _deciding(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,17 +6,21 @@ from pathlib import Path
 from tpufeed.builds.run import BuildResult, ProgressListener, run
 from tpufeed.engines.engine import Engine
 from tpufeed.errors import OptionError
-from tpufeed.images.header import MAX_PIXELS
-from tpufeed.images.policy import Check, Encode, MaxPixels, MinSidePx, PresizeMode, PresizePx, Progressive, Quality
-from tpufeed.options import Count, Names, Whole, checked
+from tpufeed.images.policy import Images
+from tpufeed.options import Count, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.recipe import ShardRecipe
-from tpufeed.sources.boxes import Outside
-from tpufeed.sources.options import OPTIONS, POLICIES, NameStyle, ShardOptions
+from tpufeed.sources.options import OPTIONS, Boxes, NameStyle, ShardOptions
 from tpufeed.sources.outlines import Outlines
 
+_GROUPED = {
+    flat: f"write {owner}=tpufeed.{owner.title()}({option.name}=...)"
+    for flat, (owner, option) in OPTIONS.items()
+    if owner and flat != "boxes"
+}
 
-@checked({name: f"use policy={{{name!r}: ...}}" for name in POLICIES})
+
+@checked(_GROUPED | {"policy": "write images=tpufeed.Images(alpha='black')"})
 def shard(  # noqa: PLR0913  # the public face
     src: str | Path,
     dst: str | Path,
@@ -32,26 +36,13 @@ def shard(  # noqa: PLR0913  # the public face
     hosts: Count = 1,
     names: NameStyle = "tpufeed",
     seed: Whole = 0,
-    check: Check = "full",
-    encode: Encode = "keep",
-    progressive: Progressive = "keep",
-    quality: Quality = 90,
-    presize: PresizePx | None = None,
-    presize_mode: PresizeMode = "short",
-    max_pixels: MaxPixels = MAX_PIXELS,
-    min_side: MinSidePx = 1,
-    policy: Mapping[str, str] | None = None,
+    images: Images | None = None,
     columns: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
     masks: str | Path | None = None,
     group_by: str | None = None,
     outlines: Outlines | None = None,
-    boxes: str | None = None,
-    box_format: str | None = None,
-    keypoints: str | None = None,
-    flip_pairs: str | Sequence[tuple[int, int]] | None = None,
-    box_columns: Names | None = None,
-    boxes_outside: Outside = "reject",
+    boxes: Boxes | None = None,
     max_rejects: str | int | None = None,
     append: bool = False,
     allow_different: bool = False,
@@ -94,22 +85,7 @@ def shard(  # noqa: PLR0913  # the public face
             `class`, `label` (the class's name), `id` (the sample's path), `size` and `one_hot_class`. Loaders and
             commands read both.
         seed: decides the global order of the inputs.
-        check: "full" decodes every image strictly, so that none can stop a training run, "header" trusts everything
-            after a sound header.
-        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change, but adds restart markers to
-            JPEGs for fast crops, "exact" stores such files unchanged, and "jpeg", "png" or "webp" encodes all images.
-            Markers cost no quality, and let loaders decode only the window that a crop needs. Both "keep" and "exact"
-            store AVIF, HEIC and JPEG XL as JPEG.
-        progressive: "keep" leaves progressive JPEGs as they are, "baseline" rewrites them without loss, to decode two
-            to three times faster.
-        quality: quality of JPEG and WebP images that are encoded again, 1 to 100.
-        presize: shrink images to this side in pixels, never enlarge them. Default: keep their sizes.
-        presize_mode: the side that `presize` gives: "short", "long", or "fit", which gives the shorter side and then
-            cuts out the middle square.
-        max_pixels: reject images with more pixels than this, without decoding them. Default: 178,956,970.
-        min_side: reject images with a shorter side than this, in pixels.
-        policy: how to treat odd images, like {"alpha": "black"}; see `tpufeed.images.policy.ImagePolicy`, from `exif`
-            to `damaged`.
+        images: how images are checked, presized and stored, and what becomes of odd ones, see `tpufeed.Images`.
         columns: types and shapes of further columns if their values do not tell, like {"embedding": "float32[512]"};
             `[]` means any number of values, `[,2]` any number of pairs. Rows that do not fit are rejected (bad_column).
         image_columns: further images of each sample, like {"mask": "mask_path:mask"}: a name, the table column with
@@ -124,22 +100,7 @@ def shard(  # noqa: PLR0913  # the public face
         outlines: draw the outlines of objects that COCO's JSON and YOLO's labels have as the column "mask": "semantic",
             1 + the id of the class, or "instance", 1 + the place of the object in the list of boxes. 0 is the
             background, 255 a crowd.
-        boxes: the table column, or the key of a tar's json, that holds the list of a sample's boxes, or with `group_by`
-            the column of a row's box, or the four columns of its numbers, like "xmin,ymin,xmax,ymax". Boxes are stored
-            as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for each box.
-        box_format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh", "cxcywh" or
-            "voc" ("xyxy" counted from 1), with ",relative" if boxes and keypoints are shares of its width and height.
-            Default: "xyxy", for Pascal VOC's files "voc", unless a box there begins at 0.
-        keypoints: the column that holds the list of a sample's keypoints (x, y and maybe a visibility), or a list of
-            keypoints for each box.
-        flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like
-            "1:2,3:4", or "none": loaders and caches swap them when they mirror a picture. A list like
-            [(1, 2), (3, 4)] does as well. Default: COCO's names of keypoints decide.
-        box_columns: columns with a value for each box: if a box is dropped, its values are dropped with it.
-            Default with `group_by`: those that differ within an image.
-        boxes_outside: what to do with boxes that reach more than 2 pixels beyond their image: "reject" the image;
-            "clip" them, or drop them if they lie wholly outside; or "drop" them. The manifest counts dropped and
-            clipped boxes. Boxes that reach less far are clipped.
+        boxes: where the source has boxes and keypoints, and how it writes them, see `tpufeed.Boxes`.
         max_rejects: fail the build if more inputs than this are rejected: a number or "1%". Default: 1 %, but at least
             10.
         append: add the images to the dataset at `dst`, as `tpufeed.append` does, but with these options.
@@ -159,8 +120,8 @@ def shard(  # noqa: PLR0913  # the public face
         TooManyRejectsError: finished work stays, and the same call with a larger budget continues from there.
         TaskError, BuildError: the work failed; finished work stays, and the same call continues from there.
     """
-    given = locals()  # options have the same names here as in `ShardOptions`
-    options = ShardOptions(**{name: given[name] for name in given.keys() & OPTIONS})
+    given = locals() | {"boxes": boxes or Boxes(), "images": images or Images()}  # named as in `ShardOptions`
+    options = ShardOptions(**{name: given[name] for name in ShardOptions.__slots__ if name in given})
     return run(
         shard_recipe(src, options, append, allow_different),
         dst,

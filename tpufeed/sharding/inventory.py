@@ -118,7 +118,7 @@ class Inventory:
         self.growth = None if standing is None else Growth(standing, self.database, self.base)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
-        types = ColumnTypes(declared, options.box_columns or ())
+        types = ColumnTypes(declared, options.boxes.columns or ())
         has_boxes = contents.boxes is not None or contents.keypoints is not None
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
         first_box = ""
@@ -329,8 +329,8 @@ class Inventory:
         if options.names == "kaggle":
             own = kaggle_features(own, len(self.classes.names))
         features = (*own, *types.schema(needs_all=standing is None), *options.picture_specs)
-        is_square = options.images.presize_px is not None and options.images.presize_mode == "fit"
-        are_cut = is_square or options.boxes_outside != "reject"
+        is_square = options.images.presize is not None and options.images.presize_mode == "fit"
+        are_cut = is_square or options.boxes.outside != "reject"
         pairs = contents.pairs
         if standing is not None:
             pairs = standing.flip_pairs if pairs is None else pairs

@@ -204,8 +204,9 @@ class ShardRecipe(Recipe):
         yield from self._judge(manifest.sizes if isinstance(manifest.sizes, Sizes) else None, manifest.odd)
 
     def _judge(self, sizes: Sizes | None, odd: Mapping[str, int], whose: str = "") -> Iterator[str]:
-        side, used = self.options.presize, bits_used(odd)
-        if side is not None and sizes is not None and self.options.presize_mode == "fit" and min(sizes.least) < side:
+        images, used = self.options.images, bits_used(odd)
+        side = images.presize if images.presize_mode == "fit" else None
+        if side is not None and sizes is not None and min(sizes.least) < side:
             ops = "--op", f"Resize({side})", "--op", f"CenterCrop({side})"
             yield (
                 f"--presize {side} --presize-mode fit never enlarges, and some images are smaller than {side}x{side}. "

@@ -75,7 +75,7 @@ class SampleMaker:
         self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
         self._columns = [spec for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
-        self._boxes = BoxMover(features, box_format, options.boxes_outside) if has_boxes else None
+        self._boxes = BoxMover(features, box_format, options.boxes.outside) if has_boxes else None
         is_relative = self._boxes is not None and self._boxes.is_relative
         self._drawer = None if outlines is None else MaskDrawer(outlines, is_relative)
 

@@ -143,13 +143,13 @@ class GroupedSource(TableSource):
                 f"--group-by takes one table, as several may have rows of the same image; {self.base} has "
                 f"{len(place.files)} that match: join them, or shard each separately"
             )
-        self._sides = options.box_sides or ((options.boxes,) if options.boxes is not None else ())
+        self._sides = options.box_sides or ((options.boxes.column,) if options.boxes.column is not None else ())
 
     def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
         options, where, group = self._options, f"{self.base}/{name}", str(self._options.group_by)
         columns, change = super().prepare(name, names, first)
         columns.find("group", group)
-        for column in (*self._sides, *(options.box_columns or ())):
+        for column in (*self._sides, *(options.boxes.columns or ())):
             columns.find("boxes", column)
         if options.box_sides and options.boxes_name in names:
             raise OptionError(f"{where}: the column {options.boxes_name!r} has the name that all boxes get. Rename it")
@@ -163,7 +163,7 @@ class GroupedSource(TableSource):
             found.notes += dict.fromkeys(self.notes)
             single = {group, columns.split, *columns.files}
             lists = {boxes, columns.label, *options.box_sides}
-            each = options.box_columns
+            each = options.boxes.columns
             if each is None:
                 flags = [name for name in groups.sparse if name in groups.flags]
                 each = [name for name in (*groups.varying, *flags) if name not in single | lists]

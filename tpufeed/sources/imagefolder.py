@@ -68,10 +68,10 @@ class ImageFolderSource(TableSource):
                     f"{file} lacks columns of other metadata files, so its images have no values: "
                     f"{format_names(lacking)}"
                 )
-        if boxes is None or options.boxes not in (None, boxes.name):
+        if boxes is None or options.boxes.column not in (None, boxes.name):
             return
         self._label = boxes.label if options.label == "auto" else options.label
-        if options.box_columns is None:
+        if options.boxes.columns is None:
             # Lists beside the boxes that are as long as these in the first rows of all files, if they are there.
             beside, taken = boxes.name.rpartition(".")[:2], (boxes.name, self._label)
             each = [
@@ -82,10 +82,10 @@ class ImageFolderSource(TableSource):
                 and all(_count(row[name]) == _count(row.get(boxes.name)) for row in lists)
             ]
         self.contents = Contents(
-            declared=declare(boxes.name, options.keypoints, options.declared),
+            declared=declare(boxes.name, options.boxes.keypoints, options.declared),
             boxes=boxes.name,
             box_columns=tuple(each),
-            box_format=boxes.form if options.box_format is None else None,
+            box_format=boxes.form if options.boxes.format is None else None,
         )
 
     def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:

@@ -4,24 +4,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Self, cast
 
 from tpufeed.dataset.naming import check_split_name, read_classes
 from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import OptionError, url_identity
-from tpufeed.images.header import MAX_PIXELS
-from tpufeed.images.policy import (
-    Check,
-    Encode,
-    ImagePolicy,
-    MaxPixels,
-    MinSidePx,
-    PresizeMode,
-    PresizePx,
-    Progressive,
-    Quality,
-)
-from tpufeed.options import Count, Names, Whole, check_fields, parse_size
+from tpufeed.images.policy import Images
+from tpufeed.options import Count, Names, Whole, check_fields, group, parse_size
 from tpufeed.sources.boxes import FlipPairs, Outside, check_format, declare, format_pairs, parse_pairs
 from tpufeed.sources.columns import Declared
 from tpufeed.sources.outlines import Outlines
@@ -58,16 +47,59 @@ class ImageColumn(NamedTuple):
 
 # Options of how to read a source, or of the size of shards: an append may have other values. Other options decide the
 # bytes of records.
-_READING = {"reads": True}
+_READING: dict[str, Any] = {"reads": True}
 # Options that plan and manifest hold even if they have their defaults. Other options are there only if given.
 _ALWAYS_STORED = frozenset(("hosts", "splits", "split_by", "image", "label", "classes", "seed"))
 _DEFAULT_SHARD_BYTES = 128 * 10**6
-POLICIES = frozenset({"exif", "cmyk", "alpha", "deep", "greyscale", "animated", "bands", "extension", "damaged"})
 _FORM = "write them like train=0.9,val=0.1"
 _NO_EXTENSION = (
     "tpufeed was installed without its C extension: kept JPEGs get no restart markers, and loaders decode them whole, "
     "which is up to twice as slow. Install tpufeed from a wheel, or with a C compiler (docs/install.md)"
 )
+
+
+@group
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boxes:
+    """Where a source has boxes and keypoints, and how it writes them.
+
+    Attributes:
+        column: the table column, or the key of a tar's json, that holds the list of a sample's boxes, or with
+            `group_by` the column of a row's box, or the four columns of its numbers, like "xmin,ymin,xmax,ymax". Boxes
+            are stored as float32 left, top, right, bottom, in pixels of the stored image. A list of labels has one for
+            each box.
+        format: the numbers of a box in the source, in pixels of the upright image: "xyxy", "xywh", "cxcywh" or "voc"
+            ("xyxy" counted from 1), with ",relative" if boxes and keypoints are shares of its width and height.
+            Default: "xyxy", for Pascal VOC's files "voc", unless a box there begins at 0.
+        outside: what to do with boxes that reach more than 2 pixels beyond their image: "reject" the image; "clip"
+            them, or drop them if they lie wholly outside; or "drop" them. The manifest counts dropped and clipped
+            boxes. Boxes that reach less far are clipped.
+        columns: columns with a value for each box: if a box is dropped, its values are dropped with it. Default with
+            `group_by`: those that differ within an image.
+        keypoints: the column that holds the list of a sample's keypoints (x, y and maybe a visibility), or a list of
+            keypoints for each box.
+        flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like
+            "1:2,3:4", or "none": loaders and caches swap them when they mirror a picture. A list like
+            [(1, 2), (3, 4)] does as well. Default: COCO's names of keypoints decide.
+
+    Raises:
+        OptionError: a value is not valid, or columns have values of boxes that are nowhere.
+    """
+
+    column: str | None = field(default=None, metadata=_READING | {"flat": "boxes"})
+    format: str | None = field(default=None, metadata=_READING | {"flat": "box_format"})
+    outside: Outside = field(default="reject", metadata={"flat": "boxes_outside"})
+    columns: Names | None = field(default=None, metadata=_READING | {"flat": "box_columns"})
+    keypoints: str | None = field(default=None, metadata=_READING)
+    flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
+    pairs: FlipPairs | None = field(init=False)  # `flip_pairs` as numbers
+
+    def __post_init__(self) -> None:
+        if self.column is None and self.columns:
+            raise OptionError("boxes.columns have a value for each box. Name the column of the boxes: --boxes COLUMN")
+        if self.format is not None:
+            check_format(self.format)
+        object.__setattr__(self, "pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,37 +121,22 @@ class ShardOptions:
     hosts: Count = field(default=1, metadata=_READING)
     names: NameStyle = "tpufeed"
     seed: Whole = 0
-    check: Check = "full"
-    encode: Encode = "keep"
-    progressive: Progressive = "keep"
-    quality: Quality = 90
-    presize: PresizePx | None = None
-    presize_mode: PresizeMode = "short"
-    max_pixels: MaxPixels = MAX_PIXELS
-    min_side: MinSidePx = 1
-    policy: Mapping[str, str] | None = None
+    images: Images = field(default_factory=Images)
     columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     masks: str | Path | None = field(default=None, metadata=_READING)
     group_by: str | None = field(default=None, metadata=_READING)
     outlines: Outlines | None = None
-    boxes: str | None = field(default=None, metadata=_READING)
-    box_format: str | None = field(default=None, metadata=_READING)
-    keypoints: str | None = field(default=None, metadata=_READING)
-    flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
-    box_columns: Names | None = field(default=None, metadata=_READING)
-    boxes_outside: Outside = "reject"
+    boxes: Boxes = field(default_factory=Boxes)
     # `classes` are those of the dataset that an append adds to. If the new source has a list of classes itself, that
     # list still says what its numbers mean.
     keeps_classes: bool = field(default=False, metadata=_READING)
     size_bytes: int = field(init=False)  # `shard_bytes` as a number
     split_shares: dict[str, float] | None = field(init=False)  # by name. None if the source may say the splits itself
     class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file, or None for those that occur
-    images: ImagePolicy = field(init=False)  # how images are checked and stored
-    box_sides: tuple[str, ...] = field(init=False)  # the four columns that `boxes` names, if it is not one
+    box_sides: tuple[str, ...] = field(init=False)  # the four columns that `boxes.column` names, if it is not one
     boxes_name: str | None = field(init=False)  # the column of boxes in the dataset
-    declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, `boxes` and `keypoints`
-    pairs: FlipPairs | None = field(init=False)  # `flip_pairs` as numbers
+    declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, boxes and keypoints
     pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
     sizes_differ: bool = field(init=False)  # records may have other sizes than their files
     warnings: tuple[str, ...] = field(init=False)  # sentences for the user before the build
@@ -134,10 +151,6 @@ class ShardOptions:
             raise OptionError(
                 "label_separator stands between several labels in one text, like '|'. It does not go with label='none'"
             )
-        if self.boxes is None and self.box_columns:
-            raise OptionError("box_columns have a value for each box. Name the column of the boxes: --boxes COLUMN")
-        if self.box_format is not None:
-            check_format(self.box_format)
         if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
             raise OptionError(
                 f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well. Give only one"
@@ -149,43 +162,37 @@ class ShardOptions:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")
         if self.shards is not None and self.shards % self.hosts:
             raise OptionError(f"the number of shards has to be a multiple of the {self.hosts} hosts, not {self.shards}")
-        policy: dict[str, Any] = dict(self.policy or {})
-        unknown = policy.keys() - POLICIES
-        if unknown:
-            raise OptionError(f"unknown policy {', '.join(sorted(unknown))}. Expected {', '.join(sorted(POLICIES))}")
-        images = ImagePolicy(
-            check=self.check,
-            encode=self.encode,
-            progressive=self.progressive,
-            quality=self.quality,
-            presize_px=self.presize,
-            presize_mode=self.presize_mode,
-            max_pixels=self.max_pixels,
-            min_side_px=self.min_side,
-            **policy,
-        )
-        sides = () if self.boxes is None else parse_sides(self.boxes, self.group_by is not None)
-        boxes_name = BOXES if sides else self.boxes
+        images, boxes, keypoints = self.images, self.boxes.column, self.boxes.keypoints
+        sides = () if boxes is None else parse_sides(boxes, self.group_by is not None)
+        boxes_name = BOXES if sides else boxes
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
-        has_marks = self.boxes is not None or self.keypoints is not None
+        has_marks = boxes is not None or keypoints is not None
         has_pictures = bool(self.image_columns) or self.masks is not None
-        sizes_differ = self.presize is not None or self.encode != "keep" or images.greyscale == "rgb"
+        sizes_differ = images.presize is not None or images.encode != "keep" or images.greyscale == "rgb"
         sizes_differ = sizes_differ or self.outlines is not None  # masks have no files
-        lacks_markers = self.encode in ("keep", "jpeg") and not images.restart_markers
+        lacks_markers = images.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),
             ("split_shares", None if self.splits is None else parse_shares(self.splits)),
             ("class_names", None if self.classes is None else read_classes(self.classes)),
-            ("images", images),
             ("box_sides", sides),
             ("boxes_name", boxes_name),
-            ("declared", declare(boxes_name, self.keypoints, columns) if has_marks else tuple(columns)),
-            ("pairs", None if self.flip_pairs is None else parse_pairs(self.flip_pairs)),
+            ("declared", declare(boxes_name, keypoints, columns) if has_marks else tuple(columns)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
             ("sizes_differ", sizes_differ),
             ("warnings", (_NO_EXTENSION,) if lacks_markers else ()),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
+
+    @classmethod
+    def of_flat(cls, options: Mapping[str, Any]) -> Self:
+        """Return the options of flat ones (see `OPTIONS`). Others and those that are None are left out."""
+        groups: dict[str, dict[str, Any]] = {"": {}, "boxes": {}, "images": {}}
+        for flat in OPTIONS.keys() & options.keys():
+            if options[flat] is not None:
+                owner, option = OPTIONS[flat]
+                groups[owner][option.name] = options[flat]
+        return cls(**groups[""], boxes=Boxes(**groups["boxes"]), images=Images(**groups["images"]))
 
     @property
     def picture_specs(self) -> tuple[FeatureSpec, ...]:
@@ -195,8 +202,9 @@ class ShardOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
-        images = {name.removesuffix("_px"): value for name, value in self.images.to_dict().items()}
-        stored = {name: getattr(self, name) for name in OPTIONS if name not in (*images, "policy")}
+        images = self.images.to_dict()
+        owners = {"": self, "boxes": self.boxes}
+        stored = {flat: getattr(owners[at], option.name) for flat, (at, option) in OPTIONS.items() if at in owners}
         stored |= {  # in another form than they are given
             "shard_bytes": self.size_bytes if self.shards is None else None,
             "splits": self.split_shares,
@@ -204,14 +212,20 @@ class ShardOptions:
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
-            "flip_pairs": None if self.pairs is None else format_pairs(self.pairs),
-            "box_columns": list(self.box_columns or ()),
+            "flip_pairs": None if self.boxes.pairs is None else format_pairs(self.boxes.pairs),
+            "box_columns": list(self.boxes.columns or ()),
         }
-        given = {name for name, value in stored.items() if value and value != OPTIONS[name].default}
+        given = {name for name, value in stored.items() if value and value != OPTIONS[name][1].default}
         return {name: value for name, value in stored.items() if name in given | _ALWAYS_STORED} | images
 
 
-OPTIONS: Mapping[str, Field[Any]] = {option.name: option for option in fields(ShardOptions) if option.init}
+# All options by the names that they have in plans, manifests and flags, where they stand flat: the group and the field.
+OPTIONS: Mapping[str, tuple[str, Field[Any]]] = {
+    option.metadata.get("flat", option.name): (owner, option)
+    for owner, options in (("", ShardOptions), ("boxes", Boxes), ("images", Images))
+    for option in fields(options)
+    if option.init and option.name not in ("boxes", "images")
+}
 
 
 def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
@@ -244,19 +258,19 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
 
 
 def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:
-    """Return the four columns of "xmin,ymin,xmax,ymax", or nothing if `boxes` names one column. Raises OptionError."""
+    """Return the four columns of "xmin,ymin,xmax,ymax", or nothing if it is one column. Raises OptionError."""
     sides = tuple(name.strip() for name in boxes.split(","))
     if len(sides) == 1 or (len(sides) != BOX and not is_grouped):
         return ()
     if len(set(sides) - {""}) != BOX or len(sides) != BOX:
         raise OptionError(
-            f"boxes={boxes!r} names {len(sides)} columns. Expected one with all numbers of a box, or four different "
-            "ones, like xmin,ymin,xmax,ymax"
+            f"boxes.column={boxes!r} names {len(sides)} columns. Expected one with all numbers of a box, or four "
+            "different ones, like xmin,ymin,xmax,ymax"
         )
     if not is_grouped:
         raise OptionError(
-            f"boxes={boxes!r} names four columns, of a table with a row for each box. Name also the column that is "
-            "equal in all rows of one image: --group-by COLUMN"
+            f"boxes.column={boxes!r} names four columns, of a table with a row for each box. Name also the column that "
+            "is equal in all rows of one image: --group-by COLUMN"
         )
     return sides
 

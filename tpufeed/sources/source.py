@@ -74,17 +74,17 @@ class Contents(NamedTuple):
         given = options.class_names
         if self.class_names is not None and (given is None or options.keeps_classes):
             given = read_classes(self.class_names)
-        boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.keypoints
-        if options.box_format is not None and boxes is None and keypoints is None:
-            raise OptionError("box_format is for boxes. Name the column that holds them: --boxes COLUMN")
+        boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.boxes.keypoints
+        if options.boxes.format is not None and boxes is None and keypoints is None:
+            raise OptionError("boxes.format is for boxes. Name the column that holds them: --boxes COLUMN")
         return Contents(
             given,
             self.declared or options.declared,
             boxes,
             keypoints,
-            self.pairs if options.pairs is None else options.pairs,
-            self.box_columns or tuple(options.box_columns or ()),
-            self.box_format or options.box_format,
+            self.pairs if options.boxes.pairs is None else options.boxes.pairs,
+            self.box_columns or tuple(options.boxes.columns or ()),
+            self.box_format or options.boxes.format,
         )
 
 
@@ -224,9 +224,10 @@ def check_declares_all(options: ShardOptions, what: str, takes: Sequence[str] = 
         raise OptionError(f"the labels of {what} are the classes of its boxes, or none, not {options.label!r}")
     if options.split_by is not None:
         raise OptionError(f"{what} has its own splits, or is split by shares (splits). Leave split_by out")
-    own = ("image", "columns", "image_columns", "boxes", "box_format", "keypoints", "box_columns")
-    given = [name for name in own if getattr(options, name) and name not in takes]
-    if given:
+    own = [name for name in ("image", "columns", "image_columns") if getattr(options, name)]
+    of_boxes = ("column", "format", "keypoints", "columns")
+    own += [f"boxes.{name}" for name in of_boxes if getattr(options.boxes, name)]
+    if given := [name for name in own if name not in takes]:
         raise OptionError(f"{what} declares its images, boxes and columns itself. Leave out {', '.join(given)}")
 
 

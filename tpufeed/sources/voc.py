@@ -107,10 +107,10 @@ class VocSource(Source):
         return folder.place(sorted(_find_annotations(folder), key=lambda info: info.name))
 
     def __init__(self, place: Place, options: ShardOptions) -> None:
-        check_declares_all(options, "Pascal VOC's .xml", takes=("box_format",))
-        if options.box_format not in (None, "xyxy", VOC):
+        check_declares_all(options, "Pascal VOC's .xml", takes=("boxes.format",))
+        if options.boxes.format not in (None, "xyxy", VOC):
             raise OptionError(
-                f"the boxes of .xml files are {VOC}, or xyxy if they count from 0, not {options.box_format}"
+                f"the boxes of .xml files are {VOC}, or xyxy if they count from 0, not {options.boxes.format}"
             )
         self._labelled = options.label == "auto"
         store, files = place.store, list(place.files)
@@ -140,7 +140,7 @@ class VocSource(Source):
         self.splits = bool(self._split_of)
         self.splits_from = f"the lists of {_LISTS}" if by_folder is None else "folders"
         columns = {BOXES: "float32[,4]", **dict.fromkeys(_FLAGS, "int64[]")}
-        box_format = VOC if options.box_format is None else None
+        box_format = VOC if options.boxes.format is None else None
         self.contents = Contents.of_boxes(None, columns, box_columns=_FLAGS, box_format=box_format)
 
     def iter_items(self, found: Found) -> Iterator[Item]:

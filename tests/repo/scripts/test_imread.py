@@ -13,7 +13,7 @@ def folder(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("imread")
     make_photos(folder / "photos", 40, (375, 500))
-    tpufeed.shard(folder / "photos", folder / "shards", check="header", workers=1)
+    tpufeed.shard(folder / "photos", folder / "shards", images=tpufeed.Images(check="header"), workers=1)
     return folder
 
 
