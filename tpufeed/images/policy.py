@@ -77,6 +77,7 @@ class Images:
         damaged: from a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, remove the bytes that
             strict decoders refuse. With check="header", damage after the first scan's header is not looked for, except
             a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
+        restart_markers: kept JPEGs get restart markers: `encode` allows it, and tpufeed has its C extension.
 
     Raises:
         OptionError: a value is not valid, or two do not fit together.

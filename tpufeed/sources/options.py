@@ -81,6 +81,7 @@ class Boxes:
         flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like
             "1:2,3:4", or "none": loaders and caches swap them when they mirror a picture. A list like
             [(1, 2), (3, 4)] does as well. Default: COCO's names of keypoints decide.
+        pairs: `flip_pairs` as numbers.
 
     Raises:
         OptionError: a value is not valid, or columns have values of boxes that are nowhere.
@@ -92,7 +93,7 @@ class Boxes:
     columns: Names | None = field(default=None, metadata=_READING | {"flat": "box_columns"})
     keypoints: str | None = field(default=None, metadata=_READING)
     flip_pairs: str | Sequence[tuple[int, int]] | None = field(default=None, metadata=_READING)
-    pairs: FlipPairs | None = field(init=False)  # `flip_pairs` as numbers
+    pairs: FlipPairs | None = field(init=False)
 
     def __post_init__(self) -> None:
         if self.column is None and self.columns:
