@@ -8,11 +8,11 @@ replaced in one step, if it is still the one that the part was built for. Nothin
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -51,8 +51,6 @@ from tpufeed.storage.store import Store
 
 COMPACT = "compact"  # the kind of a part whose shards replace others, and hold their records
 PART_OPTIONS = frozenset({"append_to", "base_digest"})  # name the version that a part's plan follows
-_BLOCK_BYTES = 4 << 20
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,19 +334,12 @@ def _put_index(
 ) -> IndexFile:
     """Put the index of a split over the shards of its pieces, and return its entry for the manifest."""
     base, path = sides[0], folder / f"{split}-{variant}"
-
-    def join() -> tuple[int, int]:
-        path.unlink(missing_ok=True)
-        writer = IndexWriter(path)
-        indexes = {side: _IndexRead(sides[side], split, variant) for side in {piece.of_part for piece in pieces}}
-        for piece in pieces:
-            for block in indexes[piece.of_part].iter_offsets(piece.start, piece.stop):
-                writer.add(block)
-        for index in indexes.values():
-            index.finish()
-        return writer.finish()
-
-    size, crc = _read_sound(join)
+    indexes = {side: _read_index(sides[side], split, variant) for side in {piece.of_part for piece in pieces}}
+    writer = IndexWriter(path)
+    for piece in pieces:
+        offsets, starts = indexes[piece.of_part]
+        writer.add(offsets[starts[piece.start] : starts[piece.stop]])
+    size, crc = writer.finish()
     name = index_name(split, None if base.manifest.cache is None else variant, base.number + 1)
     Destination(base.store).put(name, path, size, crc)
     return IndexFile(name, size, crc)
@@ -356,73 +347,31 @@ def _put_index(
 
 def read_offsets(dataset: Dataset, split: str, variant: int) -> list[Offsets]:
     """Return the offsets of each shard from the index. Raises ShardError if it does not match the manifest."""
-
-    def read() -> Offsets:
-        index, shards = _IndexRead(dataset, split, variant), dataset.manifest.splits[split].variants[variant].shards
-        blocks = list(index.iter_offsets(0, len(shards)))
-        index.finish()
-        return np.concatenate([*blocks, np.empty(0, np.uint64)])
-
-    offsets, starts = _read_sound(read), dataset.manifest.splits[split].variants[variant].index_starts
+    offsets, starts = _read_index(dataset, split, variant)
     return [offsets[start:stop] for start, stop in itertools.pairwise(starts)]
 
 
-class _IndexRead:
-    """Reads an index once, from its first byte to its last, and compares its CRC-32C with the manifest's.
+def _read_index(dataset: Dataset, split: str, variant: int) -> tuple[Offsets, Sequence[int]]:
+    """Return the offsets of all shards, and where those of each shard start. Raises as `read_offsets` does.
 
     What the store says of the object would not do: these bytes are published under a new CRC.
     """
-
-    def __init__(self, dataset: Dataset, split: str, variant: int) -> None:
-        entry = dataset.manifest.splits[split].variants[variant]
-        self._store, self._index, self._starts = dataset.store, entry.index, entry.index_starts
-        self._header_bytes = entry.index.bytes - self._starts[-1] * ITEM_BYTES
-        self._at = self._crc = 0
-
-    def iter_offsets(self, start: int, stop: int) -> Iterator[Offsets]:
-        """Yield the offsets of the shards `[start, stop)` in blocks. These shards come after those of the last call."""
-        first, last = (self._header_bytes + self._starts[edge] * ITEM_BYTES for edge in (start, stop))
-        for _ in self._read(first):
-            pass
-        for data in self._read(last):
-            yield np.frombuffer(data, ITEM)
-
-    def finish(self) -> None:
-        """Read the rest. Raises ShardError if the bytes since the first are not the manifest's."""
-        for _ in self._read(self._index.bytes):
-            pass
-        if self._crc != self._index.crc32c:
-            raise self._differs(f"CRC-32C {self._crc:08x}")
-
-    def _read(self, stop: int) -> Iterator[bytes]:
-        while self._at < stop:
-            wanted = min(_BLOCK_BYTES, stop - self._at)
-            try:
-                data = self._store.read_range(self._index.name, self._at, self._at + wanted)
-            except ObjectNotFoundError as error:
-                raise self._differs("is missing") from error
-            self._at, self._crc = self._at + len(data), crc32c(data, self._crc)
-            if len(data) != wanted:
-                raise self._differs(f"{self._at} bytes")
-            yield data
-
-    def _differs(self, found: str) -> ShardError:
-        return ShardError(
-            f"{self._store.url}/{self._index.name} is not the manifest's index of {self._index.bytes} bytes with "
-            f"CRC-32C {self._index.crc32c:08x}: {found}. Nothing was published. Run: "
-            f"{advised('verify', self._store.url)}"
-        )
-
-
-def _read_sound(read: Callable[[], T]) -> T:
-    """Return what `read` returns, which is called again after a ShardError: bytes may be damaged on the way."""
-    for reads_left in reversed(range(READS)):
+    entry, store = dataset.manifest.splits[split].variants[variant], dataset.store
+    index, starts, found = entry.index, entry.index_starts, ""
+    header_bytes = index.bytes - starts[-1] * ITEM_BYTES
+    for _ in range(READS):  # bytes may be damaged on the way
         try:
-            return read()
-        except ShardError:
-            if not reads_left:
-                raise
-    raise AssertionError("it returns or raises")
+            data = store.read_range(index.name, 0, index.bytes)
+        except ObjectNotFoundError:
+            found = "it is missing"
+            break
+        if (crc := crc32c(data)) == index.crc32c and header_bytes > 0:
+            return np.frombuffer(data, ITEM, starts[-1], header_bytes), starts
+        found = f"{len(data)} bytes with CRC-32C {crc:08x}"
+    raise ShardError(
+        f"{store.url}/{index.name} is not the manifest's index of {index.bytes} bytes with CRC-32C "
+        f"{index.crc32c:08x}: {found}. Nothing was published. Run: {advised('verify', store.url)}"
+    )
 
 
 def _shards_of(piece: Piece, sides: Sequence[Split | None], variant: int, folder: str) -> list[Shard]:
