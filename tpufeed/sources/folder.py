@@ -106,7 +106,7 @@ class FolderSource(Source):
                 raise _no_images(store, found, has_tfrecords)
         if special := len(store.special_files):
             found.ignored_files["special files"] = special
-        if labelled:
+        if labelled and unread:
             found.notes.extend(_iter_unread(store, unread))
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
