@@ -22,7 +22,7 @@ from tpufeed.images.mending import seen_size
 from tpufeed.images.pipeline import DrawnBatch, run_views
 from tpufeed.images.protocols import Draws
 from tpufeed.stream.buffers import BufferLayout, Memory
-from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, SAMPLE, SOURCE, Array, Picture, Rows
+from tpufeed.stream.columns import DEVICE_NUMBERS, SAMPLE, SOURCE, Array, Picture, Rows
 from tpufeed.stream.decoding import Decoding, plan_batches
 from tpufeed.stream.mixing import mix_on_host
 from tpufeed.stream.options import LoaderOptions
@@ -200,7 +200,7 @@ class Decoder:
         self._tensor_bytes = math.prod(plan.shape or (0,))  # 0: images are encoded
         one_view = len(plan.pipelines) == 1
         # The image column if there is one view and nothing else to decode: nearly always.
-        alone = images and one_view and not plan.columns.fields and not plan.encoded
+        alone = images and one_view and not plan.columns.fields
         self._alone = images[0].name if alone else None
         self._is_copied = bool(plan.shape and images and one_view and not plan.made[0].ops)
 
@@ -319,9 +319,6 @@ class Decoder:
     def _decode_image(self, image: memoryview, draws: Sequence[Sequence[Draws]], rows: Rows, row: int) -> None:
         """Decode all views of an image. Raises ImageError, OpError."""
         plan = self.plan
-        if plan.encoded:
-            rows[IMAGE][row] = bytes(image)
-            return
         outs: list[Pixels | None] = []
         for name, place in plan.columns.views:
             target = rows[name]

@@ -53,7 +53,6 @@ class Decoding:
         upright: True if an image is turned by its EXIF orientation before the ops see it.
         size_at: where a record's integers have height and width of its image. None if only the image knows them.
         specs: the features of the dataset by name.
-        encoded: True to give images as their encoded bytes.
         min_visibility: a box is dropped if less than this share of its area is left.
         pipelines: the ops of each view of an image, with their seed. A single pipeline without views.
         sizes: (height, width) of each view's images. None if they differ from sample to sample.
@@ -72,7 +71,6 @@ class Decoding:
     upright: bool
     size_at: tuple[int, int] | None
     specs: dict[str, FeatureSpec]
-    encoded: bool
     min_visibility: float
     pipelines: Sequence[Pipeline]
     sizes: Sequence[tuple[int, int] | None]
@@ -92,12 +90,7 @@ class Decoding:
 
 
 def plan_decoding(
-    source: SampleSource,
-    options: LoaderOptions,
-    *,
-    batched: bool = False,
-    encoded: bool = False,
-    on_device: bool = False,
+    source: SampleSource, options: LoaderOptions, *, batched: bool = False, on_device: bool = False
 ) -> Decoding:
     """Return how samples of one dataset are decoded.
 
@@ -105,7 +98,6 @@ def plan_decoding(
         source: the dataset, and its classes and salt in a mixture.
         options: `ops` or `views`, `seed`, `columns`, and the options for batching columns.
         batched: True if rows are arrays, so that all images need the same size.
-        encoded: True to give images as their encoded bytes.
         on_device: True to leave the device ops to a device. Otherwise they run here, after the other ops.
 
     Raises:
@@ -113,14 +105,6 @@ def plan_decoding(
     """
     url, classes = source.dataset.url, source.classes
     manifest, seed = source.dataset.manifest, options.seed ^ source.salt
-    if encoded:
-        if options.ops is not None or options.views is not None:
-            raise OptionError(
-                "decode=False gives images as they are stored, and ops change pixels: give one of the two"
-            )
-        if manifest.tensor_shape is not None:
-            raise OptionError(f"{url} holds pixels, so nothing is left to decode later: leave out decode=False")
-        options = replace(options, ops=())
     if classes.names is not None:
         manifest = msgspec.structs.replace(manifest, class_names=classes.names)
     views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
@@ -151,7 +135,6 @@ def plan_decoding(
         upright=manifest.upright,
         size_at=(ints.index(HEIGHT), ints.index(WIDTH)) if has_size else None,
         specs={spec.name: spec for spec in manifest.features},
-        encoded=encoded,
         min_visibility=float(options.min_visibility),
         pipelines=pipelines,
         sizes=sizes,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Variant
 from tpufeed.dataset.order import places_of
-from tpufeed.dataset.reader import Dataset, open_dataset, reopen_dataset
+from tpufeed.dataset.reader import Dataset, open_dataset, own_ids, reopen_dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.errors import OptionError, ShardError, mask_secrets
 from tpufeed.storage.copies import LocalCopies
@@ -26,7 +26,7 @@ from tpufeed.stream.decoding import plan_decoding, warn_of_flips
 from tpufeed.stream.executor import LEAST_KEPT, make_copies
 from tpufeed.stream.mixture import DatasetLike, Mixture
 from tpufeed.stream.options import LoaderOptions
-from tpufeed.stream.sampler import source_of
+from tpufeed.stream.sampler import SampleSource
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PortableSamples:
         OptionError: the options do not fit the dataset.
     """
 
-    def __init__(self, url: DatasetLike, split: str, options: LoaderOptions, decode: bool = True) -> None:
+    def __init__(self, url: DatasetLike, split: str, options: LoaderOptions) -> None:
         if isinstance(url, Mixture):
             raise OptionError("a mixture has no numbered samples, only an order; give it to tpufeed.Loader")
         self._dataset: Dataset | None = url if isinstance(url, Dataset) else open_dataset(url)
@@ -63,8 +63,8 @@ class PortableSamples:
         self.records = self._dataset.split(split).records
         self._version, self._selection = self._dataset.number, self._dataset.selection
         self._digest, self._stored = self._dataset.content_digest, self._dataset.manifest.content_digest
-        self.options, self._decode = options, decode
-        self._opened: SplitSamples | None = SplitSamples(self._dataset, split, options, decode)
+        self.options = options
+        self._opened: SplitSamples | None = SplitSamples(self._dataset, split, options)
         warn_of_flips([self._opened.plan])
         self._process, self._opening = os.getpid(), threading.Lock()
 
@@ -93,7 +93,7 @@ class PortableSamples:
                     self._dataset = dataset if self._selection is None else dataset.view(self._selection)
                 else:  # forked: the manifest stays in memory that both processes share
                     self._dataset = replace(self._dataset, store=open_store(self.url, follow=False))
-                self._opened = SplitSamples(self._dataset, self.split, self.options, self._decode, workers)
+                self._opened = SplitSamples(self._dataset, self.split, self.options, workers)
             return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,7 +109,6 @@ class SplitSamples:
         dataset: the dataset to read.
         split: the name of the split.
         options: a loader's options. Options of order and batches are ignored.
-        decode: False gives images as their encoded bytes.
         workers: number of processes that share the local copies and the samples.
 
     Attributes:
@@ -120,12 +119,10 @@ class SplitSamples:
         OptionError: the options do not fit the dataset.
     """
 
-    def __init__(
-        self, dataset: Dataset, split: str, options: LoaderOptions, decode: bool = True, workers: int = 1
-    ) -> None:
+    def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, workers: int = 1) -> None:
         self.dataset, self._split, self._options, self._workers = dataset, split, options, workers
-        self._source = source_of(dataset, split)
-        self.plan = plan_decoding(self._source, options, encoded=not decode)
+        self._source = SampleSource(dataset, split, own_ids(dataset))
+        self.plan = plan_decoding(self._source, options)
         self.columns, self._decoder = self.plan.columns, Decoder(self.plan)
         self.names = self.columns.names
         self._variants = dataset.split(split).variants
@@ -144,8 +141,7 @@ class SplitSamples:
     ) -> dict[str, Sequence[Any]]:
         """Return the columns of these samples in `epoch`, one value per sample: arrays, ints, floats and texts.
 
-        An image is uint8 (height, width, 3), or (views, height, width, 3) for several views of one size, or its encoded
-        bytes with `decode=False`. Thread-safe.
+        An image is uint8 (height, width, 3), or (views, height, width, 3) for several views of one size. Thread-safe.
 
         Args:
             samples: numbers of the samples, from 0. They are their ids, but not in a view.

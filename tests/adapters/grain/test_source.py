@@ -127,20 +127,6 @@ def test_forked_workers_open_the_dataset_themselves(dataset_url, ops):
         np.testing.assert_array_equal(one["image"], other)
 
 
-def test_images_come_as_stored_for_a_decoder_of_ones_own(dataset_url, cache_url, stored):
-    source = tpufeed.grain_source(dataset_url, "val", decode=False, columns=["image", "label", "filename"])
-    records = stored(dataset_url, "val")
-    assert [sample["image"] for sample in source] == records.column("image/encoded")
-    assert [sample["label"] for sample in source] == records.labels.tolist()
-    assert set(source[0]) == {"image", "label", "filename"}
-    with pytest.raises(OptionError, match="decode"):
-        tpufeed.grain_source(dataset_url, decode=False, ops=FIXED)
-    with pytest.raises(OptionError, match="pixels"):
-        tpufeed.grain_source(cache_url, decode=False)
-    with pytest.raises(OptionError, match="'raw'"):
-        tpufeed.grain_source(dataset_url, decode="raw")
-
-
 def test_what_is_wrong_is_named(dataset_url, cache_url, damage, ops):
     source = tpufeed.grain_source(dataset_url, ops=FIXED)
     for index in (-1, SAMPLES):

@@ -35,7 +35,6 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
     url: DatasetLike,
     split: str = "train",
     *,
-    decode: bool = True,
     ops: Sequence[Op] | None = None,
     columns: Sequence[str] | None = "default",
     seed: int = 0,
@@ -66,7 +65,6 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
     Args:
         url: a dataset or cache: a path, a URL, or an open dataset.
         split: the name of the split.
-        decode: False gives images as their encoded bytes, for a decoder of your own.
         ops: ops of each image. Without an op that fixes the size, images keep their own sizes. `Loader` explains this
             and the other options.
 
@@ -75,7 +73,7 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
         OptionError: an option does not fit the dataset.
     """
     given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
-    return GrainSource(PortableSamples(url, split, LoaderOptions(**given), decode))
+    return GrainSource(PortableSamples(url, split, LoaderOptions(**given)))
 
 
 class GrainSource:
