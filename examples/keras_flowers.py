@@ -138,7 +138,7 @@ def main(options):
     if isinstance(strategy, tf.distribute.TPUStrategy):
         keras.mixed_precision.set_global_policy("mixed_bfloat16")
     options.out.mkdir(parents=True, exist_ok=True)
-    url, batch = open_data(options), options.batch_size * tpufeed.count_cores(strategy)
+    url, batch = open_data(options), options.batch_size * strategy.num_replicas_in_sync
     dataset = tpufeed.open_dataset(url)
     if options.cache is not None:  # done already, it is verified and taken as it is
         tpufeed.cache.warmup(url, options.cache, size=options.size, variants=2)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from tpufeed.sharding.build import shard
     from tpufeed.sources.options import Boxes
     from tpufeed.stream.mixture import Mixture
-    from tpufeed.stream.world import count_cores
 
 __all__ = [
     "Boxes",
@@ -58,7 +57,6 @@ __all__ = [
     "append",
     "cache",
     "compact",
-    "count_cores",
     "device_loader",
     "errors",
     "grain_source",
@@ -85,7 +83,6 @@ _ROOM_OF_NAME = {
     "adopt": "adoption.adopt",
     "append": "sharding.append",
     "compact": "builds.compact",
-    "count_cores": "stream.world",
     "device_loader": "adapters.loader",
     "grain_source": "adapters.grain.source",
     "keras_state": "adapters.keras.dataset",

@@ -1,4 +1,4 @@
-"""Find this process among the ranks that share an epoch, and count the cores that share a batch.
+"""Find this process among the ranks that share an epoch.
 
 This runs at the first batch, never at import. It imports and starts nothing: only a framework that the program has
 loaded can have split it into ranks.
@@ -19,7 +19,6 @@ _logger = logging.getLogger(__name__)
 
 WorldLike = World | tuple[int, int]
 
-_AXES = 4  # axes of a batch of images. An array of fewer would not fit every spec
 _BY_HAND = "world=(rank, size)"
 _RANKS_THREAD = "torch_xla._internal.pjrt", "_thread_fn"  # the function in which torch_xla runs a rank
 
@@ -169,38 +168,3 @@ def _started_xla() -> Any:
     xla = sys.modules.get("torch_xla")
     library = getattr(xla, "_XLAC", None)
     return xla if library is not None and library._xla_runtime_is_initialized() else None
-
-
-def count_cores(world: Any) -> int:
-    """Return the number of cores that share a batch of a loader: `batch_size=16 * tpufeed.count_cores(strategy)`.
-
-    A TPU core works on tiles of 8 x 128 numbers and pads to them: a multiple of 8 samples per core is best, and 128
-    occupy all lanes of its matrix unit (https://cloud.google.com/tpu/docs/performance-guide). Kaggle's guide starts
-    with 16 per core (https://www.kaggle.com/docs/tpu), and raises the learning rate with the batch. Any size that fits
-    into memory works, if it is the same in every step.
-
-    Args:
-        world: what the loader feeds.
-
-            - a `tf.distribute.Strategy`: all replicas, as Keras' `fit` and `experimental_distribute_dataset` split the
-              global batch between them, also on several hosts, each of which takes its part.
-            - a `tf.distribute.InputContext`: 1, as `distribute_datasets_from_function` hands a batch to each replica.
-            - a `jax.sharding.Mesh` or `Sharding` as `to_jax` takes them: the blocks of rows that this process
-              holds, those of a mesh along its first axis. Devices with copies of one block count as one core.
-
-    Raises:
-        OptionError: `world` is something else.
-    """
-    if hasattr(world, "input_pipeline_id"):
-        return 1
-    if hasattr(world, "local_devices") and world.axis_names:
-        local = set(world.local_devices)
-        return sum(not local.isdisjoint(block) for block in world.devices.reshape(len(world.devices), -1))
-    if hasattr(world, "addressable_devices_indices_map"):
-        shape = (world.num_devices,) * _AXES  # every way to divide it comes out even
-        return len({(rows.start, rows.stop) for rows, *_ in world.addressable_devices_indices_map(shape).values()})
-    if isinstance(getattr(world, "num_replicas_in_sync", None), int):
-        return int(world.num_replicas_in_sync)
-    raise OptionError(
-        f"world is a tf.distribute.Strategy or InputContext, or a jax.sharding.Mesh or Sharding, not {world!r}"
-    )

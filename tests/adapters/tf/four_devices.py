@@ -63,8 +63,8 @@ def traced_shapes(strategy, distributed):
 
 
 def whole(strategy, url):
-    """experimental_distribute_dataset splits batches of `PER_CORE * count_cores(strategy)`."""
-    found = {"batch_size": PER_CORE * tpufeed.count_cores(strategy)}
+    """experimental_distribute_dataset splits batches of `PER_CORE * num_replicas_in_sync`."""
+    found = {"batch_size": PER_CORE * strategy.num_replicas_in_sync}
     for remainder in ("drop", "pad"):
         dataset = tpufeed.Loader(url, columns=COLUMNS, batch_size=found["batch_size"], remainder=remainder).to_tf()
         distributed = strategy.experimental_distribute_dataset(dataset)
@@ -81,7 +81,7 @@ def from_function(strategy, url):
     for remainder in ("drop", "pad"):
 
         def plain(context, remainder=remainder):
-            size = found["batch_size"] = PER_CORE * tpufeed.count_cores(context)
+            size = found["batch_size"] = PER_CORE
             return tpufeed.Loader(url, columns=COLUMNS, batch_size=size, remainder=remainder, world=context).to_tf()
 
         def rebatched(context, remainder=remainder):
@@ -137,7 +137,7 @@ def fits(strategy, url):
     Where the latter has an end, some replicas take a step too many there: Keras does not know its length.
     """
     given = {"columns": ["image", "label", "sample"], "remainder": "repeat"}
-    size = PER_CORE * tpufeed.count_cores(strategy)
+    size = PER_CORE * strategy.num_replicas_in_sync
 
     def feed(context):
         dataset = tpufeed.Loader(url, batch_size=size, repeat=True, world=context, **given).to_tf()
@@ -151,7 +151,7 @@ def fits(strategy, url):
 
 def evaluate(strategy, url):
     """The accuracy as Keras has it, and which samples a model gets right."""
-    given = {"batch_size": PER_CORE * tpufeed.count_cores(strategy), "ops": [CenterCrop(64)], "shuffle": False}
+    given = {"batch_size": PER_CORE * strategy.num_replicas_in_sync, "ops": [CenterCrop(64)], "shuffle": False}
     padded = tpufeed.Loader(url, "val", remainder="pad", **given).to_tf()
     # To build a model Keras takes the mean of a batch over the replicas, and there is none of bools.
     weighed = padded.map(lambda images, labels, mask: (images, labels, tf.cast(mask, tf.float32)))

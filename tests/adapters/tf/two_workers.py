@@ -30,9 +30,9 @@ def main(url, out):
     given = {"columns": ["sample"], "ops": [CenterCrop(64)]}
 
     def feed(context):
-        return tpufeed.Loader(url, batch_size=PER_CORE * tpufeed.count_cores(context), world=context, **given).to_tf()
+        return tpufeed.Loader(url, batch_size=PER_CORE, world=context, **given).to_tf()
 
-    size = PER_CORE * tpufeed.count_cores(strategy)
+    size = PER_CORE * strategy.num_replicas_in_sync
     dataset = tpufeed.Loader(url, batch_size=size, **given).to_tf()
     found = {
         "batch_size": size,
