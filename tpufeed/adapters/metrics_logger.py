@@ -5,12 +5,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from time import perf_counter
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tpufeed.adapters.device import DeviceStats
 from tpufeed.adapters.feed import stream_of
 from tpufeed.errors import OptionError
-from tpufeed.options import Count, Text, Whole, above, checked
+from tpufeed.options import Count, Text, Whole, checked
 from tpufeed.stream.host import LoaderStats
 from tpufeed.stream.world import find_world
 
@@ -57,8 +57,7 @@ class MetricsLogger:
             `mlflow` or another object with `log_metrics(metrics, step=)`, a `CollectorRegistry` of prometheus_client,
             or a function `to(metrics, step)`. A failure is logged once as a warning, and the training continues. A
             registry gets its counters at once, and reads them whenever it is scraped.
-        every_steps: steps between two reports. 50 if `every_seconds` is not given either.
-        every_seconds: seconds between two reports, instead of steps.
+        every_steps: steps between two reports.
         prefix: prefix of the metrics' names. Names for Prometheus begin with `tpufeed_` instead.
         all_ranks: True for reports from every process. By default only rank 0 reports. A registry belongs to its
             process, has the counters of one loader at a time, and does not keep that loader alive.
@@ -74,8 +73,7 @@ class MetricsLogger:
         loader: Any,
         to: Any,
         *,
-        every_steps: Count | None = None,
-        every_seconds: Annotated[float, above(0)] | None = None,
+        every_steps: Count = 50,
         prefix: Text = "tpufeed/",
         all_ranks: bool = False,
     ) -> None:
@@ -84,12 +82,8 @@ class MetricsLogger:
                 f"MetricsLogger takes a loader with stats(), such as tpufeed.Loader, not {type(loader).__name__}. "
                 "Wrap a DataLoader in tpufeed.device_loader, which measures the wait for its batches"
             )
-        if every_seconds is None:
-            every_steps = every_steps or 50
-        elif every_steps is not None:
-            raise OptionError(f"give either every_seconds={every_seconds:g} or every_steps={every_steps}, not both")
         self._loader, self._prefix, self._all_ranks = loader, prefix, all_ranks
-        self._every, self._seconds = every_steps or 1, every_seconds or 0.0
+        self._every = every_steps
         self._host = stream_of(getattr(loader, "_loader", loader))  # StepClock keeps its loader there
         self._read()  # fail now, not mid-training, if the loader has no counts
         targets = to if isinstance(to, list | tuple) else [to]
@@ -110,9 +104,7 @@ class MetricsLogger:
         self._step = self._step + 1 if number is None else number
         if self._last is None or self._step < self._reported:
             self._last, self._reported = self._read(), self._step
-        elif self._step - self._reported >= self._every and (
-            not self._seconds or perf_counter() - self._last.at >= self._seconds
-        ):
+        elif self._step - self._reported >= self._every:
             self.report()
 
     def report(self) -> dict[str, float]:
