@@ -85,11 +85,11 @@ class _Worker:
         """Return the fields of a `HostView` of this host."""
         view: dict[str, Any] = {"host": socket.gethostname(), "python": platform.python_version(), "tpufeed": None}
         try:
-            import tpufeed
+            from tpufeed._version import __version__ as found
         except ImportError as error:
             return {**view, "problem": str(error)}
-        if tpufeed.__version__ != self._launcher:
-            return {**view, "tpufeed": tpufeed.__version__}
+        if found != self._launcher:
+            return {**view, "tpufeed": found}
         from tpufeed.engines.preflight import view_here
 
         return asdict(view_here(self._job, task))
