@@ -20,11 +20,11 @@ from tests.adapters.contract import FEEDS, OPTIONS
 from tests.frameworks import lazy, need
 from tpufeed import Mixture, cache
 from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes
-from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.reader import open_dataset, own_ids
 from tpufeed.images import HorizontalFlip, RandomCrop
 from tpufeed.stream.decoding import plan_decoding
 from tpufeed.stream.options import LoaderOptions
-from tpufeed.stream.sampler import source_of
+from tpufeed.stream.sampler import SampleSource
 
 KerasFeed = lazy("tpufeed.adapters.keras.dataset:KerasFeed")
 
@@ -114,7 +114,7 @@ def pixels(stored, ops, request):
             return held.pixels
         dataset = open_dataset(url)
         options = LoaderOptions(ops=ops if source == "dataset" else None, seed=SEED)
-        (pipeline,) = plan_decoding(source_of(dataset, "train"), options).pipelines
+        (pipeline,) = plan_decoding(SampleSource(dataset, "train", own_ids(dataset)), options).pipelines
         shape, drawn = dataset.manifest.tensor_shape, pipeline.draw(epoch, np.arange(SAMPLES))
         draws = [[op[sample] for op in drawn] for sample in range(SAMPLES)]
         if shape is None:

@@ -15,9 +15,10 @@ from time import perf_counter
 from typing import Any
 
 from tpufeed.adapters.feed import StatelessFeed
+from tpufeed.adapters.foreign import ForeignStream
 from tpufeed.display.summary import Summary
 from tpufeed.errors import LoaderError
-from tpufeed.stream.host import HostStream, Stream
+from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec, begin_together
 
 _LOGGER = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class DeviceFeed(StatelessFeed, ABC):
 
     thread_name = "tpufeed-device"
 
-    def __init__(self, stream: Stream, device_prefetch: int) -> None:
+    def __init__(self, stream: HostStream | ForeignStream, device_prefetch: int) -> None:
         super().__init__(stream)
         self.device_prefetch = device_prefetch
         self.counts = DeviceStats()  # one thread adds to each field

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, Self
 
+from tpufeed.adapters.foreign import ForeignStream
 from tpufeed.display.summary import Summary
 from tpufeed.errors import OptionError
-from tpufeed.stream.host import HostStream, Stream
+from tpufeed.stream.host import HostStream
 
 ENDLESS = 1 << 62  # batches: for frameworks that need every iteration to end
 
@@ -20,9 +21,9 @@ class StatelessFeed(Summary):
         stream: has the place, the workers and the counts. All feeds of one loader share them.
     """
 
-    stream: Stream
+    stream: HostStream | ForeignStream
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: HostStream | ForeignStream) -> None:
         self.stream = stream
 
     @property

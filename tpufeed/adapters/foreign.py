@@ -7,10 +7,10 @@ from typing import Any
 
 from tpufeed.errors import OptionError
 from tpufeed.stream.executor import CLOSED
-from tpufeed.stream.host import REPLACED, SUPERSEDED, Iteration, Stream
+from tpufeed.stream.host import REPLACED, SUPERSEDED, Iteration, LedStream
 
 
-class ForeignStream(Stream):
+class ForeignStream(LedStream):
     """A user's own loader in place of tpufeed's stream. It may keep states and epochs, or not.
 
     Args:
@@ -35,6 +35,7 @@ class ForeignStream(Stream):
         return len(self.wrapped)
 
     def lead(self, iteration: Iteration) -> None:
+        """Make an iteration the newest, and end earlier ones."""
         self.end_iteration(REPLACED)
         self._ahead_of_loop, self._resuming = weakref.ref(iteration), False
 

@@ -1,11 +1,10 @@
 """The stream of batches on the host: numpy arrays in an exact order, decoded straight into their memory.
 
-`Stream` is what feeds take. A `HostStream` has the place and workers of a training, an `EpochIterator` its batches.
+A `HostStream` has the place and workers of a training, an `EpochIterator` its batches. Feeds take a stream.
 """
 
 import logging
 import weakref
-from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -108,48 +107,11 @@ class Iteration(Protocol):
         """End it, and tell its loop why."""
 
 
-class Stream(Summary, ABC):
-    """Epochs of batches on the host, with their place, classes and counts. All feeds of a stream share them.
-
-    The newest iteration leads. `Feed` explains what each method returns.
-    """
+class LedStream(Summary):
+    """What streams have in common: the newest iteration leads, and all feeds of a stream share its place."""
 
     _ahead_of_loop: "weakref.ref[Iteration] | None" = None  # weak, so that a dropped iteration ends itself
     _handed: Any = None  # place of its loop. None if no batch is taken ahead of it
-
-    @property
-    @abstractmethod
-    def class_names(self) -> tuple[str, ...]: ...
-
-    @property
-    @abstractmethod
-    def batch_size(self) -> int | None: ...
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def set_epoch(self, epoch: int) -> None: ...
-
-    @abstractmethod
-    def state_dict(self) -> Any: ...
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    @abstractmethod
-    def stats(self) -> Any: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
-    def lead(self, iteration: Iteration) -> None:
-        """Make an iteration that takes batches ahead of its loop the newest, and end earlier ones."""
-
-    @abstractmethod
-    def taken(self) -> Any:
-        """Return the place after the batch that was taken last, for a later `hand_out`."""
 
     def hand_out(self, place: Any) -> None:
         """Move the training loop's place past a batch: `place` is what `taken` returned for that batch."""
@@ -168,7 +130,7 @@ class Stream(Summary, ABC):
             iteration.close(why)
 
 
-class HostStream(Stream):
+class HostStream(LedStream):
     """The batches of a dataset or a mixture as numpy arrays, and the place of a training in them.
 
     `tpufeed.Loader` is its face for users and explains it. Feeds take their batches here by `iterate`. Pickles and

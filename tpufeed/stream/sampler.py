@@ -1,7 +1,7 @@
 """Choose the samples of each batch, and their order: the part of a loader that reads no record.
 
-A `SampleStream` has all samples of a training. A `Cursor` plans the batches of an epoch from it. The `Sampler` knows
-datasets and training, and makes both. Each is of one dataset, or of a mixture.
+A `DatasetStream` or a `MixtureStream` has all samples of a training. A `Cursor` plans the batches of an epoch from it.
+The `Sampler` knows datasets and training, and makes both.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -114,11 +114,6 @@ class SampleSource:
         return self.dataset.label
 
 
-def source_of(dataset: Dataset, split: str) -> SampleSource:
-    """Return a split of a dataset that is read alone."""
-    return SampleSource(dataset, split, own_ids(dataset))
-
-
 def salt_of(root: int) -> int:
     """Return the salt for the order and ops of a dataset, by its number in the training. Later versions keep it.
 
@@ -128,8 +123,10 @@ def salt_of(root: int) -> int:
     return int.from_bytes(hashlib.blake2b(b"source %d" % root, digest_size=7).digest(), "little") if root else 0
 
 
-class SampleStream(Protocol):
-    """The endless sequence of a training's samples, the same for any number of ranks. For one thread.
+class DatasetStream:
+    """The epochs of one dataset, end to end, the same for any number of ranks. Each has all samples, in its own order.
+
+    For one thread.
 
     Attributes:
         lanes: lanes of the order.
@@ -139,28 +136,6 @@ class SampleStream(Protocol):
         due_again: number of samples after which `due_shards` names new shards.
     """
 
-    lanes: int
-    records: int
-    first: int
-    at_once: int
-    due_again: int
-
-    def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints | None, int | Ints, Places]:
-        """Return source, epoch and place of the sample at each position of an epoch, which begins at `begun`.
-
-        As in `BatchRequest`, source is None and epoch a single number if there is only one dataset.
-        """
-
-    def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
-        """Return (source, variant, shards) that lanes read next, to the end of each dataset's next epoch.
-
-        Shards that are due first come first. A mixture leaves out shards that are due in `horizon` samples or later.
-        """
-
-
-class DatasetStream:
-    """The epochs of one dataset, end to end. Each has all samples, in its own order."""
-
     first, at_once = 0, 1024
 
     def __init__(self, source: SampleSource, options: LoaderOptions, lanes: int) -> None:
@@ -169,16 +144,18 @@ class DatasetStream:
         self._order = source.epoch_orders(options, lanes)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[None, int, Places]:
+        """Return source, epoch and place of the sample at each position of an epoch, as in `BatchRequest`."""
         return None, epoch, self._source.to_stored(self._order(epoch).places_at(positions))
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        """Return (source, variant, shards) that lanes read to the end of the next epoch, the first ones due first."""
         epoch, done = divmod(position, self.records)
         now, following = self._order(epoch).due_shards(lanes, done), self._order(epoch + 1).due_shards(lanes)
         return [(0, epoch % self._variants, now), (0, (epoch + 1) % self._variants, following)]
 
 
 class MixtureStream:
-    """The samples of several datasets, drawn in exact shares.
+    """The samples of several datasets, drawn in exact shares. Attributes and methods are those of `DatasetStream`.
 
     Args:
         training: its datasets and phases.
@@ -217,6 +194,7 @@ class MixtureStream:
         self.due_again = min(int(self._records[each] * SHARES / shares[each]) for each in self._numbers)
 
     def draw(self, epoch: int, begun: int, positions: Ints) -> tuple[Ints, Ints, Places]:
+        """Return source, epoch and place of the sample at each position of an epoch, which begins at `begun`."""
         at, lane = np.divmod(positions + begun, self.lanes)
         drawn, number = np.empty_like(positions), np.empty_like(positions)
         for each in np.unique(lane).tolist():
@@ -252,6 +230,7 @@ class MixtureStream:
         return self.lanes * (max(ends) if longest else min(ends) - 1)
 
     def due_shards(self, lanes: Sequence[int], position: int, horizon: int) -> list[tuple[int, int, list[int]]]:
+        """Do the same, but leave out shards that are due in `horizon` samples or later."""
         due = list[tuple[float, int, int, int]]()
         given = {lane: self._draws.counts(lane, self._draws.number_at(lane, position)) for lane in lanes}
         now = [phase for phase in self._training.phases if phase.first <= position][-1]
@@ -287,6 +266,9 @@ def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
     return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
 
 
+Samples: TypeAlias = DatasetStream | MixtureStream
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """A place in an epoch from which a rank's batches continue. For one thread.
@@ -298,7 +280,7 @@ class Cursor:
         epoch: the number of the epoch.
     """
 
-    stream: SampleStream
+    stream: Samples
     begun: int
     share: Share
     epoch: int
@@ -355,7 +337,7 @@ class Sampler(ABC):
     ) -> None:
         self.options, self.sources, self.shares = options, tuple(sources), tuple(shares)
         self.training, self._split = training, sources[0].split
-        self._stream: SampleStream | None = None
+        self._stream: Samples | None = None
 
     @property
     @abstractmethod
@@ -363,7 +345,7 @@ class Sampler(ABC):
         """The dataset's URL without secrets, or the mixture's description, for messages."""
 
     @abstractmethod
-    def _open_stream(self, lanes: int) -> SampleStream:
+    def _open_stream(self, lanes: int) -> Samples:
         """Return the stream with this number of lanes."""
 
     @abstractmethod
@@ -378,7 +360,7 @@ class Sampler(ABC):
     def _with(self, training: Training) -> Self:
         """Return a sampler of the same datasets that continues a training."""
 
-    def stream(self, world: World) -> SampleStream:
+    def stream(self, world: World) -> Samples:
         """Return the stream of all samples. Lanes that were neither given nor loaded are the default of this world.
 
         Raises OptionError if there are too many lanes, or they cannot be dealt to the ranks.
@@ -481,7 +463,7 @@ class DatasetSampler(Sampler):
     wraps = True
 
     def __init__(self, dataset: Dataset, split: str, options: LoaderOptions, training: Training | None = None) -> None:
-        source, self._dataset = source_of(dataset, split), dataset
+        source, self._dataset = SampleSource(dataset, split, own_ids(dataset)), dataset
         if not source.entry.records:
             raise OptionError(f"{source.label}: split {split!r} is empty")
         training = replace(training or Training(lanes=options.lanes), classes=ClassList(dataset.class_names))
@@ -491,7 +473,7 @@ class DatasetSampler(Sampler):
     def label(self) -> str:
         return self.sources[0].label
 
-    def _open_stream(self, lanes: int) -> SampleStream:
+    def _open_stream(self, lanes: int) -> Samples:
         return DatasetStream(self.sources[0], self.options, lanes)
 
     def _begin_of(self, epoch: int, records: int, share: Share) -> int:
@@ -556,7 +538,7 @@ class MixtureSampler(Sampler):
     def label(self) -> str:
         return repr(self._mixture)
 
-    def _open_stream(self, lanes: int) -> SampleStream:
+    def _open_stream(self, lanes: int) -> Samples:
         return MixtureStream(self.training, self.sources, self.options, lanes, self._mixture.stop)
 
     def _begin_of(self, epoch: int, records: int, share: Share) -> int:
