@@ -259,7 +259,7 @@ def test_a_task_of_slurm_has_no_more_cores_than_it_asked_for(
 @pytest.fixture
 def half_a_core() -> Iterator[Path]:
     """A control group of this machine that may use half a core."""
-    for above in limits._iter_groups(Path("/"), "cpu"):
+    for above in limits._groups(Path("/"), "cpu"):
         group = above / f"tpufeed-test-{os.getpid()}"
         with suppress(OSError):  # it is not this user's, or version 2 does not hand processors on
             group.mkdir()

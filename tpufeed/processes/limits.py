@@ -11,8 +11,8 @@ import os
 import re
 import resource
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from tpufeed.errors import StoreError, TpufeedError
@@ -52,7 +52,7 @@ def cpu_quota(root: Path = _HOST) -> float | None:
         root: the folder that contains /proc and /sys.
     """
     quotas = []
-    for group in _iter_groups(root, "cpu"):
+    for group in _groups(root, "cpu"):
         quota, _, period = _read(group / "cpu.max").partition(" ")
         quota = quota or _read(group / "cpu.cfs_quota_us")
         period = period or _read(group / "cpu.cfs_period_us")
@@ -63,14 +63,14 @@ def cpu_quota(root: Path = _HOST) -> float | None:
 
 def memory_limit(root: Path = _HOST) -> int | None:
     """Return the bytes that this process and the others in its groups may use, or None if no group limits them."""
-    limits = [limit for group in _iter_groups(root, "memory") for limit in _numbers(group, _MEMORY_LIMITS)]
+    limits = [limit for group in _groups(root, "memory") for limit in _numbers(group, _MEMORY_LIMITS)]
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 def memory_left(root: Path = _HOST) -> int | None:
     """Return the bytes that are free, or page cache, of that limit and of the machine, or None if neither is known."""
     left = [int(kilobytes) << 10 for kilobytes in _MEMORY_AVAILABLE.findall(_read(root / "proc/meminfo"))]
-    for group in _iter_groups(root, "memory"):
+    for group in _groups(root, "memory"):
         used = sum(_numbers(group, _MEMORY_USED))
         cache = sum(map(int, dict(_MEMORY_CACHE.findall(_read(group / "memory.stat"))).values()))
         left += [limit - used + cache for limit in _numbers(group, _MEMORY_LIMITS)]
@@ -143,9 +143,10 @@ def failure_message(error: Exception) -> str:
     return str(error) if isinstance(error, TpufeedError) else "".join(traceback.format_exception(error))
 
 
-def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process' groups and of the groups above, from the top, as far as they are mounted."""
-    own: dict[str, str] = {}
+@cache  # a process stays in its groups
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Return the folders of this process' groups and of those above, from the top, as far as they are mounted."""
+    own, found = dict[str, str](), list[Path]()
     for names, group in _OWN.findall(_read(root / "proc/self/cgroup")):
         own |= dict.fromkeys(names.split(","), group)  # version 2 has one group for all controllers, with an empty name
     for *escaped, kind, options in _MOUNT.findall(_read(root / "proc/self/mountinfo")):
@@ -157,8 +158,8 @@ def _iter_groups(root: Path, controller: str) -> Iterator[Path]:
         below: tuple[str, ...] = ()  # if a container only sees its own group, under another name
         if group.is_relative_to(top) and ".." not in group.parts:
             below = group.relative_to(top).parts
-        for depth in range(len(below) + 1):
-            yield place.joinpath(*below[:depth])
+        found += [place.joinpath(*below[:depth]) for depth in range(len(below) + 1)]
+    return found
 
 
 def _numbers(group: Path, names: tuple[str, ...]) -> list[int]:

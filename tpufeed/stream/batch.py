@@ -44,12 +44,13 @@ class BadRecord:
 
 
 class Cost(NamedTuple):
-    """Time and bytes that some rows took, and the boxes that were dropped. Fields as in `LoaderStats`."""
+    """What some rows, or a batch, cost. Fields as in `LoaderStats`. Requests are counted for a batch alone."""
 
     read_seconds: float
     decode_seconds: float
     read_bytes: int
     dropped_boxes: int
+    requested_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,11 @@ class DecodedBatch:
         arrays: its columns by name, always with sample and mask.
         bad: records that were skipped.
         cost: sum over its rows.
-        requested_records: remote records that were read one by one, as their shard had no local copy.
     """
 
     arrays: dict[str, Array]
     bad: tuple[BadRecord, ...]
     cost: Cost
-    requested_records: int
 
 
 @dataclass(slots=True)
@@ -187,7 +186,8 @@ class BatchDecoder:
             mix_on_host(mixing, job.arrays, job.arrays.pop(DEVICE_NUMBERS))
         total = Cost(*map(sum, zip(*itertools.chain.from_iterable(costs), strict=True)))
         requested = sum(part.reader.take_requested() for part in job.parts)
-        return DecodedBatch(job.arrays, tuple(record for _, record in bad), total, requested)
+        cost = total._replace(requested_records=requested)
+        return DecodedBatch(job.arrays, tuple(record for _, record in bad), cost)
 
 
 class Decoder:

@@ -32,13 +32,8 @@ FIX_SIZE = (
     "pass for training ops=[RandomResizedCrop(size=224), HorizontalFlip()], for evaluation "
     "ops=[Resize(256), CenterCrop(224)] (from tpufeed.images)"
 )
-_OPS = "--op", "Resize(256)", "--op", "CenterCrop(256)"
-_WHOLE = f"a cache of whole images: {advised('cache warmup', 'DATASET', 'CACHE', *_OPS)}"
-_NO_DEVICE_SIZE = (
-    "device_ops need images of one size, and its images may differ: give host ops that fix it, like ops=[Resize(256), "
-    f"CenterCrop(256)], or read {_WHOLE}"
-)
 _RANDOM_CROPS = ("RandomResizedCrop", "RandomCrop")
+_OPS = "--op", "Resize(256)", "--op", "CenterCrop(256)"
 _NO_SIZE = f"its images may differ in size and no op fixes the size; {FIX_SIZE}"
 
 
@@ -123,7 +118,7 @@ def plan_decoding(
         raise OptionError(f"{url}: {_NO_SIZE}; each view needs an op that fixes the size")
     columns = resolve_columns(manifest, options, sizes, classes.is_mixture)
     if batched and None in sizes and columns.pooled:
-        raise OptionError(f"{url}: {_NO_DEVICE_SIZE if options.device_ops else _NO_SIZE}")
+        raise OptionError(f"{url}: {_no_device_size() if options.device_ops else _NO_SIZE}")
     ints = fixed_ints(manifest.features)
     # Height and width written by another tool may belong to another image, or to this one after EXIF turned it.
     is_adopted = manifest.options.get("command") == "adopt"
@@ -209,12 +204,12 @@ def _plan_device_ops(
     cache, whole = manifest.cache, plan.pipelines[0]
     size = here.output_size(manifest.image_size)
     if size is None:
-        raise OptionError(f"{plan.url}: {_NO_DEVICE_SIZE}")
+        raise OptionError(f"{plan.url}: {_no_device_size()}")
     cropped = [] if cache is None else [str(op.get("op")) for op in cache.ops if op.get("op") in _RANDOM_CROPS]
     if cropped and any(isinstance(op, RandomResizedCrop) for op in ops):
         raise OptionError(
             f"{plan.url}: the cache holds crops already, of {cropped[0]}, and RandomResizedCrop would crop them "
-            f"again: read {_WHOLE}; or leave RandomResizedCrop out of device_ops"
+            f"again: read {_whole()}; or leave RandomResizedCrop out of device_ops"
         )
     first = next((number for number, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
     image_ops, mixing = DeviceOps(ops[:first], size), None
@@ -232,6 +227,17 @@ def _plan_device_ops(
         columns = plan.columns.before_device_ops(image_ops.out_size, mixing.width)
         plan = replace(plan, columns=columns, mixing_here=mixing)
     return replace(plan, device_ops=device_ops, numbered=numbered[first:])
+
+
+def _no_device_size() -> str:
+    return (
+        "device_ops need images of one size, and its images may differ: give host ops that fix it, like "
+        f"ops=[Resize(256), CenterCrop(256)], or read {_whole()}"
+    )
+
+
+def _whole() -> str:
+    return f"a cache of whole images: {advised('cache warmup', 'DATASET', 'CACHE', *_OPS)}"
 
 
 def _plan_mixing(plan: Decoding, ops: Sequence[Op], size: tuple[int, int], named_classes: int) -> Mixing:

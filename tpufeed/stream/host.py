@@ -490,11 +490,8 @@ class HostStream(LedStream):
         stats.waits += not ready
         stats.batches += 1
         stats.samples += len(next(iter(batch.arrays.values())))
-        stats.read_seconds += batch.cost.read_seconds
-        stats.decode_seconds += batch.cost.decode_seconds
-        stats.read_bytes += batch.cost.read_bytes
-        stats.dropped_boxes += batch.cost.dropped_boxes
-        stats.requested_records += batch.requested_records
+        for name, spent in batch.cost._asdict().items():
+            setattr(stats, name, getattr(stats, name) + spent)
         for record in batch.bad:
             if record.where in self._bad:
                 continue
