@@ -15,7 +15,7 @@ from tpufeed.images import ColorJitter, HorizontalFlip, RandAugment, Rotate
 from tpufeed.images.description import parse_op
 from tpufeed.images.ops import CenterCrop, RandomCrop, RandomResizedCrop, Resize
 from tpufeed.images.protocols import Op
-from tpufeed.measure.alternatives import plan_device_ops, try_alternatives, try_device_ops, write_sample
+from tpufeed.measure.alternatives import name_beside, plan_device_ops, try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.sampling import take_sample
 
@@ -174,7 +174,7 @@ def test_images_are_presized_to_what_the_first_ops_need(
     assert commands == ([] if side is None else [f"tpufeed shard photos/ photos-presized-{side} --presize {side}"])
 
 
-def test_a_dataset_is_presized_by_the_command_that_made_it(photos: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_dataset_is_presized_by_what_made_it(photos: dict[str, bytes], tmp_path: Path) -> None:
     folder = tmp_path / "raw"
     folder.mkdir()
     for name in ("china.jpg", "flower.jpg"):
@@ -182,8 +182,7 @@ def test_a_dataset_is_presized_by_the_command_that_made_it(photos: dict[str, byt
     url = tpufeed.shard(folder, tmp_path / "made", splits="train=1", seed=3, workers=1).url
     large, manifest = [photos["china.jpg"], photos["flower.jpg"]], tpufeed.open_dataset(url).manifest
     (presized, *_), _ = attempt(tmp_path, url, large, manifest=manifest)
-    command = f"tpufeed shard {folder} {url}-presized-37 --splits train=1.0 --seed 3 --presize 37"
-    assert presized.do == f"presize to 37: {command}"
+    assert presized.do == "presize to 37: give --presize 37 and a new DST to the `tpufeed shard` that made it"
     adopted = msgspec.structs.replace(manifest, options={"command": "adopt", "source": str(folder)})
     found, _ = attempt(tmp_path / "other", url, large, manifest=adopted)
     assert not [one for one in found if one.do.startswith("presize")]  # no command does that
@@ -197,3 +196,21 @@ def test_what_cannot_be_tried_is_said(images: list[bytes], tmp_path: Path) -> No
     assert all("could not be tried" in note and "Not a directory" in note for note in notes)
     bad = [b"no image", b"none either"]
     assert attempt(tmp_path, "photos/", bad, are_files=True) == ((), [])  # no build would take them
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("photos", "photos-224"),
+        ("photos/", "photos-224"),
+        ("gs://b/raw/train-*.tar", "gs://b/raw/train-224"),
+        ("a/tars/{0..9}.tar", "a/tars-224"),
+        ("my photos/flowers.csv", "'my photos/flowers-224'"),
+        ("../flowers", "../flowers-224"),
+        ("train=a.json,val=b.json", "DATASET-224"),
+        ("*.parquet", "DATASET-224"),
+        ("https://x.org/a?b=c", "DATASET-224"),
+    ],
+)
+def test_names_of_results_are_beside_their_source(url: str, name: str) -> None:
+    assert name_beside(url, "224") == name

@@ -271,22 +271,6 @@ def test_images_of_one_size_need_no_ops(
     assert "--op 'HorizontalFlip" in raw.do
 
 
-@pytest.mark.all
-def test_only_what_is_large_enough_is_resharded_by_a_whole_command(
-    colour_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = str(tmp_path / "small shards")
-    tpufeed.shard(colour_folder, url, shard_bytes="3KB", seed=2, workers=1)
-    assert len(tpufeed.open_dataset(url).split("train").variants[0].shards) > 5
-    fast = SHORT | {"tpu": "v6e-8"}
-    assert not [action for action in examine(url, **fast).actions if "reshard" in action.do]
-    monkeypatch.setattr(doctor, "GOOD_BYTES", 10_000)
-    (hint,) = (action.do for action in examine(url, **fast).actions if "reshard" in action.do)
-    command = f"(tpufeed shard {colour_folder} '{url}-resharded' --shard-size 10000 --seed 2)"
-    assert hint.startswith("reshard: split train has ")
-    assert hint.endswith(command)
-
-
 def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     for folder in (tmp_path, tmp_path / "missing"):

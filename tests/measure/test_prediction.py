@@ -154,7 +154,7 @@ def test_the_transfer_of_larger_images_is_slower() -> None:
 
 
 def test_where_nothing_binds_there_is_nothing_to_do() -> None:
-    found = diagnose(measurements(loader=20_000, alternatives=(other(48_000),), hints=("reshard",)))
+    found = diagnose(measurements(loader=20_000, alternatives=(other(48_000),)))
     assert found.binding == "accelerator"
     assert found.idle_percent == (0, 0)
     assert found.actions == ()
@@ -202,12 +202,6 @@ def test_a_way_to_the_device_that_was_not_measured_is_said() -> None:
         assert diagnose(measurements(loader=rate)).verdict.endswith(said)
         counted = measurements(loader=rate, transfer=50_000)
         assert said not in diagnose(counted).verdict
-
-
-def test_hints_follow_what_was_measured() -> None:
-    found = diagnose(measurements(alternatives=(other(4500),), hints=("reshard: shards of 2 MB",)))
-    assert [action.do for action in found.actions] == ["presize", "reshard: shards of 2 MB"]
-    assert found.actions[1].factor is None
 
 
 storages = st.builds(

@@ -6,6 +6,7 @@ whole images, and the numbers that the device needs.
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,6 @@ from tpufeed.images.ops import (
 from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.policy import Images, store_image
 from tpufeed.images.protocols import Op
-from tpufeed.measure.commands import make_again, name_beside
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
 from tpufeed.processes.limits import available_cores
@@ -292,12 +292,9 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
         ways.append(_Way(name="make shards of the files", command=shard, change=store, **same))
         given, first = shards, f"{shard} && "  # caches are made of datasets
     elif manifest is not None:
-        smaller: dict[str, Any] = {"presize": side}
-        if manifest.options.get("presize_mode") == "long":  # its shorter sides would be smaller
-            smaller["presize_mode"] = "short"
-        command = make_again(manifest, f"{url.rstrip('/')}-{presized}", **smaller) or (
-            f"give --presize {side} and a new DST to the `tpufeed shard` that made it"
-        )
+        # With the mode "long" shorter sides would be smaller.
+        mode = " --presize-mode short" if manifest.options.get("presize_mode") == "long" else ""
+        command = f"give --presize {side}{mode} and a new DST to the `tpufeed shard` that made it"
     # No command presizes what was adopted.
     if side is not None and (manifest is None or manifest.options.get("command") != "adopt"):
         ways.append(_Way(name=f"presize to {side}", command=command, change=presize, shrinks=True, **same))
@@ -410,6 +407,13 @@ def _size_ratio(ops: _Ops, stored: _Size | None, now: _Size) -> float:
     size = Pipeline(ops, seed=0).output_size(stored)
     assert size is not None, "a loader fed them"
     return math.prod(size) / math.prod(now)
+
+
+def name_beside(url: str, suffix: str) -> str:
+    """Return a quoted URL beside `url`: `photos-224` for "photos/" or "photos.csv", a placeholder for several URLs."""
+    start = re.sub(r"[*?\[{].*", "", url) if "://" not in url or "?" not in url else ""
+    stem = re.sub(r"(?<=[^/])\.\w+$", "", start).rstrip("-_./")
+    return quote(f"{'DATASET' if not stem or '=' in stem else stem}-{suffix}")
 
 
 def _flags(ops: _Ops) -> str:

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import msgspec
 
 from tpufeed.adapters.loader import Loader
-from tpufeed.dataset.manifest import GOOD_BYTES, iter_warnings
 from tpufeed.dataset.reader import Dataset, find_dataset
 from tpufeed.errors import OptionError, TpufeedError, advised
 from tpufeed.images import HorizontalFlip
@@ -22,7 +21,6 @@ from tpufeed.images.ops import RandomResizedCrop
 from tpufeed.images.protocols import Op
 from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
-from tpufeed.measure.commands import make_again
 from tpufeed.measure.machine import busy_notes, machine
 from tpufeed.measure.naive import measure_files
 from tpufeed.measure.prediction import (
@@ -165,17 +163,6 @@ def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, .
     return tuple(found)
 
 
-def _advise_on_shards(dataset: Dataset, split: str) -> tuple[str, ...]:
-    """Return advice about the sizes of shards, unless another tool wrote them, or one shard would hold them all."""
-    options, shards = dataset.manifest.options, dataset.split(split).variants[0].shards
-    size = sum(shard.bytes for shard in shards)
-    if options.get("command") == "adopt" or size <= GOOD_BYTES:
-        return ()
-    again = make_again(dataset.manifest, f"{dataset.url.rstrip('/')}-resharded", shard_bytes=GOOD_BYTES)
-    sentences = iter_warnings(split, len(shards), size, int(options.get("hosts", 1)))
-    return tuple(f"reshard: {sentence}" + (f" ({again})" if again else "") for sentence in sentences)
-
-
 def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     """Measure the loader, the storage of its heaviest dataset, the transfer, and other ways to store a single dataset.
 
@@ -240,7 +227,6 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
         storage=storage,
         stages=stages,
         alternatives=alternatives,
-        hints=() if mixes else _advise_on_shards(dataset, split),
         notes=tuple(notes),
     )
 

@@ -98,7 +98,6 @@ class Measurements:
         total_bytes: size of all records.
         stages: reading, decoding, ops, assembly and transfer by name, as far as they were measured. "assembly" is the
             loader from end to end. It reads local copies if records are remote.
-        hints: further advice, with unknown effect.
         notes: remarks, as sentences.
     """
 
@@ -108,7 +107,6 @@ class Measurements:
     storage: Storage
     stages: Mapping[str, Stage]
     alternatives: tuple[Alternative, ...] = ()
-    hints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -193,7 +191,7 @@ def predict(
 def _advise(
     measured: Measurements, goal: Goal, fed: float | None, transfer: float | None, evidence: Sequence[Evidence]
 ) -> tuple[Action, ...]:
-    """Return the advice that applies, the largest gain first. Advice with unknown effect comes last."""
+    """Return the advice that applies, the largest gain first."""
     gains = list[Action]()
     for one in measured.alternatives:
         limit = measured.storage.limit(one.record_bytes, one.total_bytes)
@@ -217,7 +215,7 @@ def _advise(
     )
     actions = [Action(do=tracing, cost=one.says) for one in evidence if one.blames == "tracing"]
     if fed is None or fed < goal.needed[1]:
-        actions += [*gains, *(Action(do=hint) for hint in measured.hints)]
+        actions += gains
     elif not actions and any(one.blames == "data" for one in evidence):
         do = (
             "look at the run rather than at the data: it waited, although this host can feed it. Time its loop with "
