@@ -85,7 +85,7 @@ def bench_command(
     result = bench(url, loader or ["numpy"], options, listen=lambda said: echo_error(f"feeding {said} ..."))
     if save is not None:
         text = mask_secrets(msgspec.json.format(msgspec.json.encode(result), indent=1).decode()) + "\n"
-        write_file(save, lambda file: file.write(text.encode()))
+        write_file(save, text.encode())
     if report is not None:
         write_report(report, None, result.runs, result.machine)
     print_json(result) if as_json else _print(result)

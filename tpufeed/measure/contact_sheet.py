@@ -7,11 +7,11 @@ labels have the colours of their classes, and a legend below the grid names thos
 import colorsys
 import contextlib
 import functools
+import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -157,7 +157,9 @@ def write_sheet(image: Image.Image, path: Path) -> None:
         raise OptionError(
             f"{path}: {image.width} x {image.height} pixels are too many for {name}; use .png or fewer images"
         )
-    write_file(path, partial(image.save, format=name, quality=90))
+    file = io.BytesIO()
+    image.save(file, name, quality=90)
+    write_file(path, file.getvalue())
 
 
 def _read_tile(

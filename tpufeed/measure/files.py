@@ -1,32 +1,16 @@
 """Write an output file atomically, and check before the work that it can be written."""
 
-import uuid
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
-from typing import IO, Any
 
-from tpufeed.errors import OptionError, StoreError
-from tpufeed.processes.limits import room_left
-from tpufeed.storage.local import is_folder
+from tpufeed.errors import OptionError
+from tpufeed.storage.local import LocalStore, is_folder
 
 
-def write_file(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file under a temporary name, then move it to `path`. Replace an earlier file.
-
-    Raises:
-        StoreError: the file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name[:50]}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as file:
-            write(file)
-        temporary.replace(path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}{room_left(error, path)}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Replace an earlier file. Raises StoreError."""
+    store = LocalStore(str(path.parent))
+    store.put(path.name, data, store.stat(path.name))
 
 
 def check_output(path: Path, suffixes: Collection[str] = (), rule: str = "") -> None:

@@ -95,7 +95,7 @@ def write_report(
     if diagnosis is None and not runs:
         raise OptionError(f"{path}: there is nothing to report; give a diagnosis or a run")
     page = _page(diagnosis, runs, machine)
-    write_file(path, lambda file: file.write(page.encode("utf-8", "replace")))
+    write_file(path, page.encode("utf-8", "replace"))
 
 
 def check_report_path(path: Path | str) -> None:
