@@ -1,28 +1,25 @@
 """Read columns of all samples of a split without their images' pixels, and keep the labels for the next time."""
 
 import logging
-import os
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import read_array
 
+from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.object_boxes import read_boxes
 from tpufeed.dataset.order import Ints
+from tpufeed.dataset.records import Reader
 from tpufeed.dataset.schema import FEATURE_OF_NAME, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import OptionError, RecordError, mask_secrets
 from tpufeed.images.mending import seen_size
 from tpufeed.storage.copies_folder import user_cache
+from tpufeed.storage.local import LocalStore
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_arrays
-
-if TYPE_CHECKING:
-    from tpufeed.dataset.reader import Dataset
 
 _logger = logging.getLogger(__name__)
 
@@ -31,6 +28,18 @@ _SAID_BYTES = 10**9
 # What zipfile and numpy raise for a missing, forged or damaged file: the labels are then read again.
 _DAMAGED = OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile
 _FOLDER = "tpufeed-labels"  # in the user's cache
+
+
+class Stored(Protocol):
+    """What columns are read from: `dataset.reader.Dataset`."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def is_remote(self) -> bool: ...
+    def reader(self, split: str) -> Reader: ...
 
 
 class Labels(NamedTuple):
@@ -50,7 +59,7 @@ class Labels(NamedTuple):
         return found[self.starts[1:]] > found[self.starts[:-1]]
 
 
-def read_labels(dataset: "Dataset", split: str) -> Labels:
+def read_labels(dataset: Stored, split: str) -> Labels:
     """Return the labels of all samples that are stored in a split.
 
     The first call reads each record once, and keeps the labels in the user's cache folder for all later processes.
@@ -61,7 +70,8 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
     """
     spec = _find(dataset, "label")
     stored = dataset.manifest.splits[split]
-    path = _place(f"{dataset.manifest.content_digest}-{split}.npz")
+    folder = user_cache()
+    path = None if folder is None else folder / _FOLDER / f"{dataset.manifest.content_digest}-{split}.npz"
     if path is not None:
         with suppress(*_DAMAGED), zipfile.ZipFile(path) as kept:  # which has a CRC of each array
             arrays = {name: read_array(kept.open(name), allow_pickle=False) for name in kept.namelist()}
@@ -88,12 +98,15 @@ def read_labels(dataset: "Dataset", split: str) -> Labels:
     starts = None if spec.shape == () else np.cumsum(np.concatenate(counts))
     labels = Labels(values.astype(np.result_type(least, most)), starts)
     if path is not None:
-        with suppress(OSError):
-            _keep(path, labels)
+        store = LocalStore(str(path.parent))
+        with suppress(OSError), store.temporary_folder() as folder:
+            given: dict[str, Any] = {name: part for name, part in labels._asdict().items() if part is not None}
+            np.savez(folder / path.name, **given)
+            store.put_file(path.name, folder / path.name, store.stat(path.name))  # maybe over a damaged one
     return labels
 
 
-def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+def iter_columns(dataset: Stored, split: str, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Yield columns of the samples that are stored in a split, some thousand samples at a time, in their order.
 
     Numbers are arrays of shape (samples, *shape), texts arrays of str. Columns whose lists vary in length are object
@@ -118,7 +131,7 @@ def iter_columns(dataset: "Dataset", split: str, names: Sequence[str]) -> Iterat
         yield columns
 
 
-def _iter_chunks(dataset: "Dataset", split: str, specs: dict[str, FeatureSpec]) -> Iterator[dict[str, list[Any]]]:
+def _iter_chunks(dataset: Stored, split: str, specs: dict[str, FeatureSpec]) -> Iterator[dict[str, list[Any]]]:
     """Yield the values of features, one list or array per sample."""
     layout, ints = record_layout(dataset.manifest.features), fixed_ints(dataset.manifest.features)
     are_ints = all(spec.name in ints for spec in specs.values())
@@ -161,7 +174,7 @@ def _read(features: dict[str, Feature], spec: FeatureSpec, image: str, upright: 
         raise RecordError(f"{where}: {spec.key} has {len(values)} values, expected {spec.type_text}") from error
 
 
-def _find(dataset: "Dataset", name: str) -> FeatureSpec:
+def _find(dataset: Stored, name: str) -> FeatureSpec:
     features = {spec.name: spec for spec in dataset.manifest.features[1:] if not spec.is_picture}
     spec = features.get(name) or features.get(FEATURE_OF_NAME.get(name, name))
     if spec is not None:
@@ -171,22 +184,3 @@ def _find(dataset: "Dataset", name: str) -> FeatureSpec:
     shorts = [short for short, feature in FEATURE_OF_NAME.items() if feature in features]
     others = sorted(features.keys() - FEATURE_OF_NAME.values())
     raise OptionError(f"{mask_secrets(dataset.url)} has no column {name!r}. It has {', '.join([*shorts, *others])}")
-
-
-def _place(name: str) -> Path | None:
-    """Return the file of this name in the user's cache folder, or None if the user has none."""
-    folder = user_cache()
-    return None if folder is None else folder / _FOLDER / name
-
-
-def _keep(path: Path, labels: Labels) -> None:
-    """Write labels to a file in one step, as other processes may do the same. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **{name: part for name, part in labels._asdict().items() if part is not None})
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import read_array
 
+from tpufeed.dataset.manifest import Split
 from tpufeed.dataset.order import Ints, random_words
-from tpufeed.dataset.scan import iter_columns
+from tpufeed.dataset.scan import Labels, Stored, iter_columns
 from tpufeed.dataset.schema import several_labels
 from tpufeed.errors import OptionError, StoreError, mask_secrets
 from tpufeed.options import is_whole
 from tpufeed.storage.store import open_store
 from tpufeed.text import format_value
-
-if TYPE_CHECKING:
-    from tpufeed.dataset.reader import Dataset
 
 Samples: TypeAlias = str | Path | Sequence[int] | Sequence[str] | npt.NDArray[Any]
 Where: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], npt.ArrayLike]
@@ -117,7 +115,25 @@ class Selection:
         return digest.hexdigest()
 
 
-def select(dataset: "Dataset", split: str | None, keep_ids: bool | None, given: Mapping[str, Any]) -> "Dataset":
+class Selectable(Stored, Protocol):
+    """What views are selected from: `dataset.reader.Dataset`."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+    @property
+    def selection(self) -> Selection | None: ...
+    def split(self, name: str) -> Split: ...
+    def labels(self, split: str) -> Labels: ...
+    def samples(self, split: str) -> Ints: ...
+    def view(self, selection: Selection) -> Self: ...
+
+
+D = TypeVar("D", bound=Selectable)
+
+
+def select(dataset: D, split: str | None, keep_ids: bool | None, given: Mapping[str, Any]) -> D:
     """Return the view of a dataset that `Dataset.select` describes. `given` are the ways to select, by their names."""
     splits = list(dataset.manifest.splits) if split is None else [split]
     if split is not None:
@@ -159,7 +175,7 @@ class _Way(NamedTuple):
     renumbers: bool = False  # it selects by classes
 
 
-def _find_ways(dataset: "Dataset", given: Mapping[str, Any]) -> list[_Way]:
+def _find_ways(dataset: Selectable, given: Mapping[str, Any]) -> list[_Way]:
     ways = list[_Way]()
     for option, value in given.items():
         if option == "classes":
@@ -181,16 +197,16 @@ def _find_ways(dataset: "Dataset", given: Mapping[str, Any]) -> list[_Way]:
     return ways
 
 
-def _have_classes(dataset: "Dataset", classes: Sequence[int], split: str) -> npt.NDArray[np.bool_]:
+def _have_classes(dataset: Selectable, classes: Sequence[int], split: str) -> npt.NDArray[np.bool_]:
     return dataset.labels(split).have(classes)
 
 
-def _are_in_fold(dataset: "Dataset", number: int, count: int, split: str) -> npt.NDArray[np.bool_]:
+def _are_in_fold(dataset: Selectable, number: int, count: int, split: str) -> npt.NDArray[np.bool_]:
     words = random_words(dataset.manifest.splits[split].records, _KEY, _FOLDS)
     return np.asarray(words % np.uint64(count) == number)
 
 
-def views_by_class(dataset: "Dataset", split: str) -> dict[str, "Dataset"]:
+def views_by_class(dataset: D, split: str) -> dict[str, D]:
     """Return for each class that has samples in a split the view of its samples, whose labels stay the dataset's.
 
     Raises:
@@ -204,12 +220,11 @@ def views_by_class(dataset: "Dataset", split: str) -> dict[str, "Dataset"]:
         raise OptionError(f"{dataset.label} does not name its classes")
     own = dataset.selection.classes if dataset.selection is not None else None
     ids = range(len(names)) if own is None else own
-    chosen, records = dataset.chosen(split), dataset.manifest.splits[split].records
-    samples = np.arange(records) if chosen is None else chosen.samples()
+    samples, records = dataset.samples(split), dataset.manifest.splits[split].records
     labels = dataset.labels(split).values[samples].astype(np.int64)
     order = np.argsort(labels, kind="stable")
     edges = np.searchsorted(labels[order], np.arange(labels.max(initial=-1) + 2))
-    found: dict[str, Dataset] = {}
+    found: dict[str, D] = {}
     # Other splits are empty: whole, they would be read once for each class.
     none = {name: Chosen(np.empty(0, np.int64), each.records) for name, each in dataset.manifest.splits.items()}
     before = "" if dataset.selection is None else f"{dataset.selection.text}, "
@@ -251,7 +266,7 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _class_ids(dataset: "Dataset", classes: Sequence[str | int]) -> list[int]:
+def _class_ids(dataset: Selectable, classes: Sequence[str | int]) -> list[int]:
     """Return the dataset's ids of classes that are given by name, or by their ids in this view."""
     if not classes:
         raise OptionError("classes is a list of at least one name or id, not []")
@@ -262,7 +277,7 @@ def _class_ids(dataset: "Dataset", classes: Sequence[str | int]) -> list[int]:
     return numbers if own is None else [own[number] for number in numbers]
 
 
-def find_class(dataset: "Dataset", given: str | int) -> int:
+def find_class(dataset: Selectable, given: str | int) -> int:
     """Return the id of a class in a dataset or view. Raises OptionError, which lists similar names."""
     names, own = dataset.class_names, dataset.selection.classes if dataset.selection is not None else None
     if isinstance(given, str) and given in names:
@@ -294,7 +309,7 @@ class _Listed:
     names: Sequence[str]
     lines: Sequence[int] = ()  # of a file
 
-    def find(self, dataset: "Dataset", split: str) -> npt.NDArray[np.bool_]:
+    def find(self, dataset: Selectable, split: str) -> npt.NDArray[np.bool_]:
         """Return for each sample of a split whether it is listed. Raises OptionError for one that is not there."""
         records = dataset.manifest.splits[split].records
         listed = np.zeros(records, np.bool_)
@@ -411,7 +426,7 @@ def _read_lines(text: str, where: str, option: str) -> tuple[list[int], list[str
     return lines, values, header[place] != "sample"
 
 
-def _evaluate(dataset: "Dataset", where: Where, columns: Sequence[str], split: str) -> npt.NDArray[np.bool_]:
+def _evaluate(dataset: Selectable, where: Where, columns: Sequence[str], split: str) -> npt.NDArray[np.bool_]:
     """Call a user's function on the columns of all samples. Raises OptionError if it does not return one bool each."""
     if not callable(where) or not len(columns):
         raise OptionError("where is a function of the columns that it looks at, like columns=['label', 'height']")
