@@ -9,7 +9,6 @@ from textwrap import shorten
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tpufeed.display.summary import clean
 from tpufeed.errors import MissingExtraError
@@ -19,7 +18,6 @@ from tpufeed.text import format_count, format_range, format_rate
 
 try:
     import matplotlib
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, MaxNLocator, NullLocator
 except ImportError as error:
@@ -177,7 +175,7 @@ def _draw_rates(diagnosis: Diagnosis | None, runs: Sequence[tuple[int, BenchRun]
 
 
 def _draw_steps(number: int, run: BenchRun) -> str | None:
-    """Draw the time per step of a run, and below a histogram of the waits. The first step is described, not drawn."""
+    """Draw the time per step of a run. The first step and the waits are described, not drawn."""
     timeline = run.timeline
     parts = {"compute": timeline.compute_seconds, "sync": timeline.sync_seconds, "wait": timeline.wait_seconds}
     count = len(timeline.wait_seconds)
@@ -186,8 +184,8 @@ def _draw_steps(number: int, run: BenchRun) -> str | None:
     seconds = np.array([part or (0.0,) * count for part in parts.values()])
     first = 1 if count > 1 else 0
     layers = [(name, row) for name, row in zip(parts, seconds, strict=True) if row.any()]
-    figure = Figure((_WIDTH_PX / 72, (380 if first else 200) / 72), layout="constrained")
-    axes, *more = np.ravel(figure.subplots(1 + first, 1))
+    figure = Figure((_WIDTH_PX / 72, 200 / 72), layout="constrained")
+    axes = figure.add_subplot()
     # Thousands of steps are drawn as means: group b is the steps [edges[b], edges[b + 1]).
     edges = np.linspace(first, count, min(count - first, 100) + 1).astype(int)
     below = np.zeros(len(edges) - 1)
@@ -212,34 +210,15 @@ def _draw_steps(number: int, run: BenchRun) -> str | None:
     if first:
         took, waited = (_prefixed(float(value), "s") for value in (seconds[:, 0].sum(), seconds[-1, 0]))
         sentences.append(f"The first step is not drawn: it took {took}, of which {waited} waiting.")
-        sentences.append(_draw_waits(more[0], seconds[-1, 1:]))
+        waits = (*np.percentile(seconds[-1, 1:], [50, 95]), seconds[-1, 1:].max())
+        half, most, longest = (_prefixed(float(value), "s") for value in waits)
+        sentences.append(f"Half of the waits were at most {half}, 95 % at most {most}, the longest {longest}.")
     if highest > limit:
         sentences.append(f"The highest, {_prefixed(highest, 's')}, is cut off.")
     if timeline.ready:
         sentences.append(f"On average {np.mean(timeline.ready):.1f} batches were ready when a step asked for one.")
     sentences += [EMULATED] * run.emulated
     return _to_html(figure, f"run{number}", f"Run {number}: {run.label}", " ".join(sentences))
-
-
-def _draw_waits(axes: Axes, waits: NDArray[np.float64]) -> str:
-    """Draw a histogram on a logarithmic axis, and describe it. Waits under a microsecond count as a microsecond."""
-    shown = np.maximum(waits, 1e-6)
-    low, high = float(shown.min()) / 1.3, float(shown.max()) * 1.3
-    axes.hist(shown, bins=list(np.geomspace(low, high, 29)), histtype="stepfilled", color=_WAIT)
-    axes.set(xscale="log", xlim=(low, high), xlabel="wait for a batch, log scale")
-    axes.set_title("number of steps; dashed: p50 and p95")
-    ticks = [mantissa * 10.0**power for power in range(-7, 5) for mantissa in (1, 2, 5)]
-    ticks = [tick for tick in ticks if low <= tick <= high] or [float(np.sqrt(low * high))]
-    ticks = ticks[:: -(-len(ticks) // 5)]
-    axes.set_xticks(ticks, [_prefixed(tick, "s") for tick in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.grid(axis="y")
-    p50, p95 = np.percentile(waits, [50, 95])
-    for place in (p50, p95):
-        axes.axvline(max(place, 1e-6), color=_INK, linewidth=1, linestyle=(0, (3, 2)))
-    half, most, longest = (_prefixed(float(value), "s") for value in (p50, p95, waits.max()))
-    return f"Half of the waits were at most {half}, 95 % at most {most}, the longest {longest}."
 
 
 def _prefixed(value: float, unit: str = "") -> str:
