@@ -1,7 +1,7 @@
 """Python runs this as it starts: the folder is on the PYTHONPATH of what tests start.
 
 It saves two thirds of the processor time that frameworks take to be imported, for what no test needs: packages that
-none of tpufeed's extras brings, torch.compile, and the garbage collector.
+none of tpufeed's extras brings, torch.compile, what metrics need that no test has, and the garbage collector.
 """
 
 import gc
@@ -14,9 +14,14 @@ from types import ModuleType
 UNUSED = dict.fromkeys(("sklearn", "pandas", "matplotlib", "IPython"), "keras.")
 UNUSED |= {"jax": ("tensorflow.lite.", "keras.src.callbacks."), "scipy": "lightning_utilities."}
 UNUSED |= {"torch": "albumentations.pytorch."}
-# Of torch.compile. torch imports it for the first optimizer, and torch_xla at once.
-COMPILER = "torch._dynamo", "torch._inductor", "torch_xla.stablehlo", "torch_xla.experimental.gru"
-WITHIN = tuple(f"{name}." for name in COMPILER)
+SERVICES = "pymongo", "google.cloud.bigquery", "google.cloud.pubsub", "google.cloud.dataflow"
+UNUSED |= dict.fromkeys(SERVICES, "apache_beam.")
+# Of torch.compile, which torch imports for the first optimizer, and torch_xla at once, and of tensors without values.
+STUBS = ["torch._dynamo", "torch._inductor", "torch_xla.stablehlo", "torch_xla.experimental.gru"]
+STUBS += ["torch._meta_registrations", "torch_xla._internal.decomp_registration", "torch.ao.quantization.pt2e"]
+# Of metrics of sound and texts, and of their plots, which import scipy, transformers and matplotlib.
+STUBS += [f"torchmetrics.{name}" for name in ("audio", "text", "functional.audio", "functional.text", "utilities.plot")]
+WITHIN = tuple(f"{name}." for name in STUBS)
 LARGE = ("tensorflow", "keras", "torch", "torch_xla", "lightning", "transformers", "jax", "grain", "ray", "apache_beam")
 
 
@@ -53,7 +58,7 @@ class Lean:
                 frame = frame.f_back
             if frame and frame.f_globals.get("__name__", "").startswith(UNUSED[name]):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        if name in COMPILER or name.startswith(WITHIN):
+        if name in STUBS or name.startswith(WITHIN):
             return ModuleSpec(name, Lean, is_package=True)
         if name in LARGE and (spec := PathFinder.find_spec(name, path)) and spec.loader:
             spec.loader.exec_module = quietly(spec.loader.exec_module)
