@@ -237,6 +237,8 @@ def checked(elsewhere: Mapping[str, str] | None = None, prefix: str = "") -> Cal
                 return others.get(near[0], f"use {near[0]}")
             return f"the options are {', '.join(names)}" if names else "there are none"
 
+        # As TensorFlow's do_not_convert marks a function: its AutoGraph, which takes seconds, has nothing to convert.
+        call.__dict__["autograph_info__"] = {}
         return call
 
     return decorate

@@ -1,5 +1,6 @@
 """Device ops in a loader: which feeds run them where, that all give the same samples, and what is refused."""
 
+import inspect
 import itertools
 import json
 import multiprocessing
@@ -212,7 +213,7 @@ def test_one_program_serves_all_steps_and_epochs(whole_url, monkeypatch):
 @pytest.mark.all
 @pytest.mark.parametrize("repeat", [False, True])
 @pytest.mark.parametrize("columns", [["image", "label", "sample"], None])
-def test_a_compiled_step_of_tensorflow_finishes_batches(whole_url, repeat, columns):
+def test_a_compiled_step_of_tensorflow_finishes_batches(whole_url, repeat, columns, monkeypatch):
     options = OPTIONS | {"columns": columns, "remainder": "drop", "repeat": repeat}
     with tpufeed.Loader(whole_url, **options) as loader, pytest.raises(OptionError, match="leave finish out"):
         loader.to_tf(finish=False)
@@ -220,6 +221,13 @@ def test_a_compiled_step_of_tensorflow_finishes_batches(whole_url, repeat, colum
     expected = list(itertools.islice(loader, 3))
     loader.set_epoch(0)
     dataset = loader.to_tf(finish=False)
+    files, apply = set(), loader.stream.device_ops.ops.apply
+
+    def note(*given):
+        files.update(frame.filename for frame in inspect.stack(0))
+        return apply(*given)
+
+    monkeypatch.setattr(loader.stream.device_ops.ops, "apply", note)
     finish = tf.function(loader.finish, jit_compile=True)
     assert dataset.element_spec["image"].shape == (8, 64, 72, 3)
     found = [tf.nest.map_structure(lambda value: value.numpy(), finish(batch)) for batch in dataset.take(3)]
@@ -227,6 +235,7 @@ def test_a_compiled_step_of_tensorflow_finishes_batches(whole_url, repeat, colum
         found, expected = ([tuple(batch.values()) for batch in batches] for batches in (found, expected))
     check_equal([found], [expected], 1, 0.3)
     assert finish.experimental_get_tracing_count() == 1
+    assert inspect.getfile(type(loader)) in files  # not what AutoGraph makes of it, which takes seconds
 
 
 def test_feeds_with_device_ops_are_pickled(whole_url):

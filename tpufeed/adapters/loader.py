@@ -329,6 +329,7 @@ class Loader(Feed):
 
         return tf_feed(self.stream, direct, deterministic, service, sharding, finish)
 
+    @checked()
     def finish(self, batch: Mapping[str, Any]) -> Any:
         """Return a batch of `to_tf(finish=False)` as `to_tf()` gives it: with the device ops applied, on the device.
 
