@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import zlib
 from pathlib import Path
 
@@ -228,7 +229,16 @@ def decoding_threads():
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("tpufeed-decode")]
 
 
-def main(index, dataset, cache, damaged, incomplete, out, launched):  # as torch_xla calls it
+def main(*given):  # as torch_xla calls it
+    """Measure. A rank that fails ends all: the others would wait for it."""
+    try:
+        measure(*given)
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+        os._exit(1)
+
+
+def measure(index, dataset, cache, damaged, incomplete, out, launched):
     rank = runtime.global_ordinal()
     found = {"rank": rank, "size": runtime.world_size()}
     found["length"] = len(tpufeed.Loader(cache, batch_size=5).to_xla())
