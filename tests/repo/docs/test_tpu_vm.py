@@ -26,12 +26,15 @@ RUNS = {"scaleout.md": "RayEngine"}
 
 PAGE = text_of("tpu-vm.md")
 LOOK = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="tail -n 3 train.log"'
-# One looks now and then, until the training is through.
-LOOK_UNTIL = f"for try in $(seq 300); do {LOOK} | tee -a looked && ! grep -q 'epoch 10 of 10' looked || break; done"
+# One looks when the training is through.
+LOOK_LATER = (
+    "timeout 300 grep -q '^epoch 10 of 10' <(tail --pid=$$ -s 0.2 -F -n +1 ../state/vms/*/train.log 2>/dev/null)\n"
+    + LOOK
+)
 QUEUE = r"queued-resources (create|describe|delete)"
 # What takes a TPU, or long.
 HERE = {
-    LOOK: LOOK_UNTIL,
+    LOOK: LOOK_LATER,
     "JAX_PLATFORMS=tpu": "JAX_PLATFORMS=cpu",
     "gs://$BUCKET 1024": "gs://$BUCKET 16",
     " --batch 1024": "",
