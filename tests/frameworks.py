@@ -24,9 +24,21 @@ from tpufeed.errors import MissingExtraError
 # Packages of extras; some environments have none of them.
 OPTIONAL = (
     *("tensorflow", "keras", "torch", "torch_xla", "torchdata", "lightning", "accelerate", "transformers"),
-    *("jax", "ml_dtypes", "orbax", "grain", "ray", "apache_beam", "xprof", "albumentations", "mlflow", "wandb"),
+    *(
+        "jax",
+        "ml_dtypes",
+        "orbax",
+        "grain",
+        "ray",
+        "apache_beam",
+        "xprof",
+        "libtpu",
+        "albumentations",
+        "mlflow",
+        "wandb",
+    ),
     *("google", "grpc", "gcsfs", "aiohttp", "pyarrow", "matplotlib", "tensorboard", "prometheus_client"),
-    *("pycocotools", "yaml", "pillow_heif", "pillow_jxl"),
+    *("pycocotools", "yaml", "pillow_heif", "pillow_jxl", "libtpu"),
     *("absl", "huggingface_hub", "IPython", "nbclient", "nbformat"),
 )
 _MISSING = re.compile(rf"No module named '(?P<name>(?:{'|'.join(OPTIONAL)})\b[\w.]*)'")

@@ -31,6 +31,7 @@ class Tpu:
         name: Google's name without "tpu-": v5e-8.
         devices: number of devices that a framework sees: TensorCores of v2, v3 and v7x, chips of other generations.
         peak_tflops: bf16 TFLOP/s per chip, as published by Google.
+        bandwidth_gbps: GB/s of HBM per chip, as published by Google.
         low: images per second of ResNet-50 training on all chips together.
         high: the same figure for well tuned training.
     """
@@ -39,6 +40,7 @@ class Tpu:
     chips: int
     devices: int
     peak_tflops: float
+    bandwidth_gbps: float
     low: float
     high: float
 
@@ -49,13 +51,13 @@ class Tpu:
 TPUS = {
     tpu.name: tpu
     for tpu in (
-        Tpu("v2-8", 4, 8, 45, 1_500, 2_744),
-        Tpu("v3-8", 4, 8, 123, 4_100, 7_500),
-        Tpu("v4-8", 4, 4, 275, 9_167, 16_768),
-        Tpu("v5e-8", 8, 8, 197, 13_133, 24_024),
-        Tpu("v5p-8", 4, 4, 459, 15_300, 27_988),
-        Tpu("v6e-8", 8, 8, 918, 61_200, 111_951),
-        Tpu("v7x-4", 4, 8, 2307, 76_900, 140_671),
+        Tpu("v2-8", 4, 8, 45, 700, 1_500, 2_744),
+        Tpu("v3-8", 4, 8, 123, 900, 4_100, 7_500),
+        Tpu("v4-8", 4, 4, 275, 1_228, 9_167, 16_768),
+        Tpu("v5e-8", 8, 8, 197, 819, 13_133, 24_024),
+        Tpu("v5p-8", 4, 4, 459, 2_765, 15_300, 27_988),
+        Tpu("v6e-8", 8, 8, 918, 1_640, 61_200, 111_951),
+        Tpu("v7x-4", 4, 8, 2307, 7_380, 76_900, 140_671),
     )
 }
 
