@@ -42,6 +42,7 @@ from tpufeed.images import (
     Resize,
     Rotate,
 )
+from tpufeed.measure.step_cost import cost_of_step
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.gcs_requests import Patience
 from tpufeed.tfrecord.example import Feature, encode_example
@@ -480,6 +481,11 @@ COMMANDS = {
     "versions of a view": lambda at: command("info", at.dataset, "--versions", "--select", "fold=0/2"),
     "info of what is no dataset": lambda at: command("info", at.photos),
     "verify of a damaged dataset": lambda at: command("verify", damage(at.copy(at.cache), "train-*", 3000)),
+    "doctor with a step that is no file and function": lambda at: command("doctor", at.cache, "--step", "train.py"),
+    "doctor with a step whose file is missing": lambda at: command("doctor", at.cache, "--step", "no.py:make_step"),
+    "doctor with a step, without libtpu": lambda at: without(
+        "libtpu", lambda: cost_of_step(f"{write(at.new / 'train.py', '')}:make_step", "v5e-8")
+    ),
     "bench with a profile that there is not": lambda at: command("bench", at.cache, "--device", "tpu-v9"),
 }
 ROOMS = {

@@ -12,6 +12,7 @@ from tpufeed.cache import warmup
 from tpufeed.images import HorizontalFlip
 from tpufeed.images.ops import RandomResizedCrop
 from tpufeed.measure import stages
+from tpufeed.measure.tpu_compiler import ProgramCost
 
 OPS = [RandomResizedCrop(32), HorizontalFlip()]
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 210), "größe猫": (230, 220, 40)}
@@ -25,6 +26,22 @@ def write_images(folder, each):
             shade = np.clip(np.array(colour) + number, 0, 255).astype(np.uint8)
             Image.fromarray(np.broadcast_to(shade, (40, 60, 3))).save(folder / name / f"{name}-{number:02}.png")
     return folder
+
+
+def make_cost(least_seconds=0.5):
+    """What a compiler could say of a step."""
+    return ProgramCost(
+        tpu="v5e-8",
+        devices=1,
+        hbm_bytes=2e9,
+        flops=3e9,
+        temporary_bytes=4,
+        least_seconds=least_seconds,
+        bound="bandwidth",
+        compile_seconds=1.5,
+        layouts=((0, 1),),
+        compiler="0.0.1",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import tpufeed
-from tests.measure.conftest import OPS, write_images
+from tests.measure.conftest import OPS, make_cost, write_images
 from tpufeed.cache import warmup
 from tpufeed.errors import DamageError, DatasetNotFoundError, OptionError
 from tpufeed.images import Custom, HorizontalFlip
@@ -19,6 +19,7 @@ from tpufeed.measure import alternatives, doctor, stages
 from tpufeed.measure.clock import SavedSteps, StepReport, StepTimes
 from tpufeed.measure.doctor import examine
 from tpufeed.measure.stages import LoaderRates, measure_loader
+from tpufeed.measure.tpu_compiler import ProgramCost
 
 pytestmark = pytest.mark.usefixtures("quiet_host")
 SHORT: dict = {"seconds": 1.0, "ops": OPS, "batch_size": 8}
@@ -238,6 +239,19 @@ def die(image, rng):
     os._exit(3)
 
 
+def test_a_step_sets_the_rate_that_is_needed_at_most(cache_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_step(step: str, tpu: str, batch_size: int, listener: Any) -> ProgramCost:
+        listener("compiling")
+        assert (step, tpu, batch_size) == ("train.py:make_step", "v5e-8", 32)
+        return make_cost(least_seconds=0.004)
+
+    monkeypatch.setattr(doctor, "cost_of_step", compile_step)
+    found = examine(cache_url, seconds=1.0, batch_size=256, tpu="v5e-8", step="train.py:make_step")
+    assert found.needed == (64_000, 64_000)
+    assert (found.need, found.model) == ("64,000", "train.py:make_step at its fastest")
+    assert any("at least 4 ms for 32 images on a device (bandwidth: " in note for note in found.notes)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
@@ -247,7 +261,8 @@ def die(image, rng):
         ({"steps": Path("/nowhere/steps.json")}, OptionError, "cannot be read"),
         ({"profile": Path("/nowhere/logs")}, OptionError, "no folder /nowhere/logs"),
         ({"seconds": 0.0}, OptionError, "seconds is a number between 1 and 600"),
-        ({"model": "resnet50", "flops_per_sample": 1e9}, OptionError, "not both"),
+        ({"model": "resnet50", "flops_per_sample": 1e9}, OptionError, "either a model, "),
+        ({"model": "resnet50", "step": "train.py:make_step"}, OptionError, "either a model, "),
         ({"batch_size": 0}, OptionError, "batch_size is a whole number, at least 1"),
     ],
 )

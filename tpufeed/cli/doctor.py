@@ -8,7 +8,7 @@ import typer
 
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
-from tpufeed.cli.console import echo, find_own_modules, print_json, print_table, reports_errors, status
+from tpufeed.cli.console import echo, echo_error, find_own_modules, print_json, print_table, reports_errors, status
 from tpufeed.text import format_range, format_rate
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def doctor_command(
     tpu: Annotated[str | None, flags.in_device(metavar="NAME", autocompletion=flags.tpus)] = None,
     model: flags.Model = None,
     flops_per_sample: Annotated[float | None, flags.in_device(metavar="FLOPS")] = None,
+    step: Annotated[str | None, flags.in_device(metavar="FILE.py:FUNCTION")] = None,
     batch_size: Annotated[int | None, flags.in_device("--batch", metavar="N")] = None,
     seconds: Annotated[float, flags.in_measuring(metavar="S")] = 25.0,
     steps: Annotated[Path | None, flags.in_measuring("--clock", metavar="FILE")] = None,
@@ -38,18 +39,23 @@ def doctor_command(
     Examples:
       tpufeed doctor flowers --tpu v5e-8
       tpufeed doctor gs://bucket/flowers --tpu v4-8 --model vit_b_16 --batch 1024 --report doctor.html
+      tpufeed doctor flowers --tpu v5e-8 --step train.py:make_step
       tpufeed doctor flowers-256 --device-op "RandomResizedCrop(224)" --device-op HorizontalFlip
     """
     find_own_modules()
     from tpufeed.images.description import parse_op
     from tpufeed.measure.doctor import examine
     from tpufeed.measure.report import check_report_path, write_report
+    from tpufeed.measure.step_cost import check_step
 
     values: dict[str, Any] = locals()
     for name, texts in (("ops", ops), ("device_ops", device_ops)):
         values[name] = None if texts is None else [parse_op(text) for text in texts]
     if report is not None:
         check_report_path(report)
+    if step is not None:
+        check_step(step)
+        echo_error(f"compiling {step} takes seconds or, for a large model, minutes. Its cost is kept for later runs")
     logger = logging.getLogger("tpufeed.stream")
     level = logger.level
     # Otherwise each measurement warns about the same bad records. The diagnosis has a note about them.
@@ -88,7 +94,7 @@ def _print(diagnosis: "Diagnosis") -> None:
     if diagnosis.idle_percent is not None:
         bands = [predict_band(end, diagnosis.needed) for end in (diagnosis.fed_span or (diagnosis.fed or 0.0,))]
         least, most = (f"{format_range(min(band), max(band))} %" for band in zip(*bands, strict=True))
-        same = f"{least} at either rate"
+        same = least if len(set(diagnosis.needed)) == 1 else f"{least} at either rate"
         echo(f"predicted idle: {same if least == most else f'{least} at its low rate, {most} at its high rate'}")
         echo(f"binds: {diagnosis.binding}")
     echo(diagnosis.verdict)

@@ -30,6 +30,7 @@ from tpufeed.measure.prediction import (
     TRANSFER,
     Alternative,
     Evidence,
+    Goal,
     Measurements,
     Storage,
     find_goal,
@@ -38,12 +39,13 @@ from tpufeed.measure.prediction import (
 from tpufeed.measure.results import Diagnosis, Stage
 from tpufeed.measure.sampling import default_split, take_sample
 from tpufeed.measure.stages import measure_loader, measure_storage, measure_transfer, tell_stages_apart
+from tpufeed.measure.step_cost import cost_of_step
 from tpufeed.measure.xplane import read_profile
 from tpufeed.options import Count, between, checked
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import open_store
 from tpufeed.stream.mixture import Mixture, parse_mixture
-from tpufeed.text import format_count, format_error, format_percent
+from tpufeed.text import format_count, format_error, format_percent, format_rate
 
 Listener = Callable[[str], None]
 
@@ -76,6 +78,7 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
     tpu: str | None = None,
     model: str | None = None,
     flops_per_sample: float | None = None,
+    step: str | None = None,
     batch_size: Count | None = None,
     ops: Sequence[Op] | None = None,
     device_ops: Sequence[Op] | None = None,
@@ -94,6 +97,7 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
         tpu: TPU type to feed, e.g. "v5e-8". Default: this host's, or v3-8.
         model: the model that it trains. Default: resnet50.
         flops_per_sample: FLOPs of training on one sample, instead of a model.
+        step: the training step to compile for the TPU, instead of a model: "train.py:make_step", see `cost_of_step`.
         batch_size: batch size of this host. Default: 128, without advice about it.
         ops: ops of the loader. Default: the cache's live ops, or for other data without `device_ops`
             RandomResizedCrop(224) and HorizontalFlip().
@@ -108,13 +112,16 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
         OptionError: an option is wrong, the split is missing or empty, or images differ in size.
         StoreError, ManifestError: the dataset cannot be read.
     """
-    if model is not None and flops_per_sample is not None:
-        raise OptionError("give either a model or the FLOPs per sample, not both")
+    if sum(each is not None for each in (model, flops_per_sample, step)) > 1:
+        raise OptionError("give either a model, the FLOPs per sample, or a step")
     goal, assumed = find_goal(tpu, model, flops_per_sample, batch_size, os.environ)
     evidence = read_evidence(steps, profile)
     mixture = parse_mixture(str(url))
-    about = machine()  # before the measurements load the machine
     batch, each, tell = batch_size or _BATCH_SIZE, seconds / _MEASUREMENTS, listener or (lambda _: None)
+    if step is not None:
+        goal, cost = _ask_step(goal, step, tell)
+        assumed += (cost,)
+    about = machine()  # before the measurements load the machine
     later = tuple(op for op in device_ops or () if not isinstance(op, MixingOp))  # these take no time of the host
     asked = _Asked(split, ops, later, batch, each, tell)
     if isinstance(mixture, Mixture):
@@ -135,6 +142,19 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
             where, measured = dataset.url, _examine_datasets(dataset, asked)
     measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
     return predict(measured, goal, where, about, evidence)
+
+
+def _ask_step(goal: Goal, step: str, tell: Listener) -> tuple[Goal, str]:
+    """Return the goal with the rate of a compiled step, and a note on its cost."""
+    batch = _BATCH_SIZE if goal.batch_size is None else max(1, goal.batch_size // goal.devices)
+    cost = cost_of_step(step, goal.tpu, batch, tell)
+    rate = goal.devices * batch / cost.least_seconds
+    note = (
+        f"{step} needs at least {1e3 * cost.least_seconds:,.3g} ms for {format_count(batch, 'image')} on a device "
+        f"({cost.bound}: {cost.hbm_bytes / 1e9:,.3g} GB of HBM, {cost.flops / 1e9:,.4g} GFLOPs), so {goal.tpu} takes "
+        f"at most {format_rate(rate)} images a second; compiled for it by libtpu {cost.compiler}, not run on it"
+    )
+    return replace(goal, model=f"{step} at its fastest", needed=(rate, rate)), note
 
 
 def read_evidence(steps: Path | None, profile: Path | None) -> tuple[Evidence, ...]:

@@ -180,7 +180,7 @@ class Diagnosis:
     @property
     def need(self) -> str:
         """The rates that the TPU takes, in words."""
-        return " to ".join(map(format_rate, self.needed))
+        return " to ".join(dict.fromkeys(map(format_rate, self.needed)))
 
     @property
     def cores_needed(self) -> tuple[int, int] | None:

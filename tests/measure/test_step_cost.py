@@ -1,0 +1,155 @@
+"""A user's own step: found, made, lowered for the devices of a TPU, compiled once, and refused in one line."""
+
+import importlib.util
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.frameworks import lazy
+from tests.measure.conftest import make_cost
+from tpufeed.errors import OptionError, TpufeedError
+from tpufeed.measure import step_cost
+from tpufeed.measure.step_cost import _compile, _lower_torch, cost_of_step
+
+jax, torch = lazy("jax"), lazy("torch")
+HEAD = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+def shape(*lengths):
+    return jax.ShapeDtypeStruct(lengths, jnp.float32)
+
+"""
+STEP = "def make_step(images):\n    return jax.jit(lambda x: (x @ x.T).sum()), (shape(images, 3),)\n"
+MESH = """def make_step(images, mesh):
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    step = jax.jit(lambda x, w, rate: x @ w * rate, in_shardings=(split, None, None))
+    return step, (shape(images, 3), jnp.ones((3, 2)), 0.1)
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes train.py, and returns its step."""
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0.1" if name == "libtpu" else version(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "libtpu" else find_spec(name))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def write(text: str) -> str:
+        file = tmp_path / "train_for_a_test.py"
+        file.write_text(HEAD + text)
+        return f"{file}:make_step"
+
+    return write
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the programs that were compiled. CPUs stand for the devices of a TPU, whose compiler is not here."""
+    programs = list[str]()
+
+    def compile_for(tpu: str, program: Any) -> Any:
+        programs.append(program.as_text())
+        return make_cost()
+
+    monkeypatch.setattr(step_cost, "compile_for", compile_for)
+    monkeypatch.setattr(step_cost, "tpu_mesh", lambda *_: jax.sharding.Mesh(jax.devices()[:1], ("data",)))
+    return programs
+
+
+@pytest.mark.uses("jax")
+def test_a_step_is_lowered_for_its_images_and_compiled_once(train: Any, compiled: list[str]) -> None:
+    step = train(STEP)
+    assert _compile(step, "v5e-8", 16) == _compile(step, "v5e-8", 16) == make_cost()
+    _compile(step, "v5e-8", 32)
+    _compile(step, "v6e-8", 32)
+    assert ["tensor<16x3xf32>" in text for text in compiled] == [True, False, False]
+    assert ["tensor<32x3xf32>" in text for text in compiled] == [False, True, True]
+
+
+@pytest.mark.uses("jax")
+def test_a_step_takes_the_mesh_and_plain_functions_are_jitted(train: Any, compiled: list[str]) -> None:
+    _compile(train(MESH), "v5e-8", 16)
+    _compile(train(STEP.replace("jax.jit", "")), "v5e-8", 16)
+    assert len(compiled) == 2
+    assert '"data"' in compiled[0]
+
+
+@pytest.mark.uses("jax")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import absent_package", "line 9: ModuleNotFoundError: No module named 'absent_package'"),
+        ("def another(images): pass", "has no function make_step"),
+        ("def make_step(): pass", "takes 0 parameters; expected the number of images"),
+        ("def make_step(images): pass", "returns NoneType; expected"),
+        ("def make_step(images):\n    return 1 / 0", "line 10: ZeroDivisionError: division by zero"),
+        (STEP.replace("shape(images, 3)", "shape(7, 3)"), "no argument of the step has 16 images"),
+        (STEP.replace("shape(images, 3)", "shape(None, 3)"), r"has the shape \(None, 3\)"),
+        (STEP.replace("x.T", "x"), "line 10: TypeError: dot_general requires"),
+    ],
+)
+def test_a_step_that_cannot_be_made(train: Any, compiled: list[str], text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        _compile(train(text), "v5e-8", 16)
+    assert not compiled
+
+
+@pytest.mark.parametrize("step", ["train.py", "train:make_step", "train.py:make-step", "/nowhere/train.py:make_step"])
+def test_a_step_that_is_not_there(step: str) -> None:
+    with pytest.raises(OptionError, match=r"FILE\.py:FUNCTION"):
+        cost_of_step(step, "v5e-8")
+
+
+@pytest.mark.uses("jax")
+@pytest.mark.parametrize(
+    ("body", "error", "said"),
+    [
+        ("echo libtpu_lockfile is held >&2; exit 1", OptionError, "end that process"),
+        ("echo Aborted >&2; exit 3", TpufeedError, "crashed with exit code 3: Aborted"),
+        ("exit 3", TpufeedError, "it printed nothing"),
+        ('for last; do :; done; echo \'"it does not fit"\' > "$last"', OptionError, "^it does not fit$"),
+    ],
+)
+def test_what_the_process_says_is_raised(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, error: type[Exception], said: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    heard = list[str]()
+    with pytest.raises(error, match=said):
+        cost_of_step(train(STEP), "v5e-8", 16, heard.append)
+    assert "compiled for v5e-8" in "".join(heard)
+
+
+@pytest.mark.uses("torch_xla")
+@pytest.mark.all
+def test_a_torch_module_becomes_its_loss_and_gradients() -> None:
+    module = torch.nn.Linear(3, 2)
+    arguments = torch.empty((16, 3), device="meta"), torch.empty((16,), dtype=torch.long, device="meta")
+    text = _lower_torch(module, torch.nn.functional.cross_entropy, arguments)
+    assert "tensor<16x3xf32>" in text
+    assert text.count("stablehlo.dot") >= 2
+
+
+@pytest.mark.uses("jax", "libtpu")
+@pytest.mark.long
+def test_a_real_compiler_counts_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "train.py").write_text(HEAD + STEP)
+    step = f"{tmp_path / 'train.py'}:make_step"
+    cost = cost_of_step(step, "v5e-8", 1024)
+    assert cost.flops >= 2 * 3 * 1024**2
+    assert cost_of_step(step, "v5e-8", 1024) == cost
+    (kept,) = (tmp_path / "cache").rglob("*.json")
+    assert json.loads(kept.read_text())["tpu"] == "v5e-8"
