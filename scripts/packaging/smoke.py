@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -109,6 +110,7 @@ def check_missing(folder: Path) -> None:
         "grain": [lambda: tpufeed.grain_source(url)],
         "ray": [lambda: tpufeed.shard(folder / "photos", folder / "again", engine="ray")],
         "profile": [convert_profile],
+        "tpu-compiler": [compile_step],
         "parquet": [lambda: tpufeed.shard(folder / "table.parquet", folder / "parquet")],
     }
     for extra, each in calls.items():
@@ -314,6 +316,16 @@ def convert_profile() -> None:
     assert overview
 
 
+def compile_step() -> None:
+    from tpufeed.measure.step_cost import cost_of_step
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "train.py")
+        shape = "jax.ShapeDtypeStruct((images, 3), 'float32')"
+        file.write_text(f"import jax\ndef make_step(images):\n    return jax.jit(lambda x: x @ x.T), ({shape},)\n")
+        assert cost_of_step(f"{file}:make_step", "v5e-8", 1024).flops >= 2 * 3 * 1024**2
+
+
 def check_parquet(folder: Path) -> None:
     import pyarrow
     from pyarrow import parquet
@@ -382,6 +394,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "metrics": check_metrics,
     "report": check_report,
     "profile": lambda _: convert_profile(),
+    "tpu-compiler": lambda _: compile_step(),
     "parquet": check_parquet,
     "annotations": lambda _: draw_outlines(),
     "formats": check_formats,
