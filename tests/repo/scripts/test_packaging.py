@@ -59,7 +59,7 @@ def test_every_dependency_has_a_lower_bound_and_every_extra_a_case():
     lowest(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
     assert set(EXTRAS) == set(extras) - {"photos", "docs", "all", "dev", "test"}
-    alone = {"torchtpu"}  # takes another torch than xla
+    alone = {"torchtpu", "tpu-compiler"}  # the one takes another torch than xla, the other has a large libtpu
     assert {f"tpufeed[{','.join(extra for extra in EXTRAS if extra not in alone)}]"} == set(extras["all"])
     assert set(CHECKS) == {"none", *EXTRAS}
     for extra in EXTRAS:
