@@ -209,9 +209,10 @@ def test_every_color_has_the_host_s_hue(name):
     arrays, make = FRAMEWORKS[name]
     levels = np.array([*range(0, 256, 7), 1, 2, 127, 128, 254, 255], np.uint8)
     colors = np.array(list(product(levels, repeat=3)), np.uint8).reshape(1, 43, -1, 3)
+    planes = np.ascontiguousarray(colors.transpose(3, 0, 1, 2), np.float32)
     for steps in (0, 1, 42, 43, 100, 128, 213, 255):
-        amount = make(np.full((1, 1, 1, 1), steps, np.float32))
-        found = np.asarray(shift_hue_on_device(make(colors.astype(np.float32)), amount, arrays))
+        amount = make(np.full((1, 1, 1), steps, np.float32))
+        found = np.asarray(arrays.stack(shift_hue_on_device([make(plane) for plane in planes], amount, arrays)))
         np.testing.assert_array_equal(found[0], shift_hue(colors[0], steps, None))
 
 
@@ -220,12 +221,12 @@ def test_every_color_has_the_host_s_hue(name):
 def test_windows_by_products_of_bfloat16_are_at_most_two_levels_off(op):
     """As a TPU multiplies unless it is told otherwise: both factors rounded, sums in float32."""
 
-    def einsum(equation, *factors):
-        return torch.einsum(equation, *(factor.bfloat16().float() for factor in factors))
+    def product(*factors):
+        return torch.matmul(*(factor.bfloat16().float() for factor in factors))
 
     from tpufeed.adapters.torch.arrays import ARRAYS
 
-    rounded = replace(ARRAYS, einsum=einsum)
+    rounded = replace(ARRAYS, product=product)
     apart = most_apart([op], make_images(SIZE, noise=None), lambda *given: by_torch(*given, rounded))
     assert apart <= (0 if isinstance(op, RandomCrop) else 2)
 
@@ -259,7 +260,8 @@ def test_one_program_serves_every_batch_under_torch_xla():
     )
     assert done.returncode == 0, done.stderr
     most_apart, compiled, on_the_host = done.stdout.split(maxsplit=2)
-    assert (int(most_apart), int(compiled), on_the_host) == (0, 1, "[]\n")
+    assert int(most_apart) <= 1
+    assert (int(compiled), on_the_host) == (1, "[]\n")
 
 
 # A level before it is solarized or posterized may be many after it.
@@ -295,3 +297,22 @@ def test_an_op_that_changes_nothing_needs_no_numbers():
     made = DeviceOps([ColorJitter(hue=0.001), CenterCrop(20), Resize(40)], SIZE)
     assert (made.width, made.out_size) == (0, (40, 40))
     assert made.parameters(draw([ColorJitter(), CenterCrop(20), Resize(40)], 5)).shape == (5, 0)
+
+
+@pytest.mark.all
+@pytest.mark.uses("jax")
+@pytest.mark.parametrize(
+    ("ops", "levels"),
+    [
+        ([RandomCrop(24, 3, 9), HorizontalFlip(), ColorJitter(0.4, 0.4, 0.4, 0.1), VerticalFlip(), Grayscale(0.3)], 0),
+        ([RandomResizedCrop((24, 20)), HorizontalFlip(), RandAugment(2, transforms=("sharpness", "translate_x"))], 2),
+    ],
+)
+def test_a_kernel_gives_the_pixels_that_xla_gives(ops, levels):
+    """As JAX interprets it. In the kernel each image goes its own way."""
+    from tpufeed.adapters.jax.kernel import run
+
+    images, made = make_images((30, 36), 32), DeviceOps(ops, (30, 36))
+    parameters = made.parameters(draw(ops, 32))
+    found = jax.jit(lambda *given: run(made, *given, interpret=True))(images, parameters)
+    assert np.abs(np.asarray(found).astype(int) - by_jax(made, images, parameters)).max() <= levels

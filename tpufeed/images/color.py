@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.device import Arrays, per_image, whole
+from tpufeed.images.device import Arrays, Planes, whole
 
 LEVELS = np.arange(256, dtype=np.float64)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
@@ -24,7 +24,7 @@ class Change(NamedTuple):
     """A change of colours by a factor, or another amount."""
 
     on_host: Callable[[Pixels, float, Pixels | None], Pixels]
-    on_device: Callable[[Any, Any, Arrays], Any]  # of `x` by amounts (batch, 1, 1, 1)
+    on_device: Callable[[Planes, Any, Arrays], Planes]  # of `x` by an amount as in `p`
 
 
 def look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
@@ -44,9 +44,9 @@ def written(result: Any, out: Pixels | None) -> Pixels:
     return pixels
 
 
-def grey_on_device(x: Any, arrays: Arrays) -> Any:
-    """Return OpenCV's grey levels (batch, height, width), in its integers: float32 holds them all."""
-    return arrays.floor((9798 * x[..., 0] + 19235 * x[..., 1] + 3735 * x[..., 2] + 16384) / 32768)
+def grey_on_device(x: Planes, arrays: Arrays) -> Any:
+    """Return OpenCV's grey levels, a plane, in its integers: float32 holds them all."""
+    return arrays.floor((9798 * x[0] + 19235 * x[1] + 3735 * x[2] + 16384) / 32768)
 
 
 def _contrast(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
@@ -55,11 +55,11 @@ def _contrast(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
     return look_up(image, mean + (LEVELS - mean) * factor, out)
 
 
-def _contrast_on_device(x: Any, factor: Any, arrays: Arrays) -> Any:
+def _contrast_on_device(x: Planes, factor: Any, arrays: Arrays) -> Planes:
     # Rows first: their sums are exact in float32.
-    total = arrays.sum(arrays.sum(grey_on_device(x, arrays), 2), 1)
-    mean = per_image(arrays.floor(total / float(x.shape[1] * x.shape[2]) + 0.5))
-    return whole(mean + (x - mean) * factor, arrays)
+    total = arrays.sum(arrays.sum(grey_on_device(x, arrays), -1), -2)
+    mean = arrays.floor(total / float(x[0].shape[-2] * x[0].shape[-1]) + 0.5)
+    return [whole(mean + (plane - mean) * factor, arrays) for plane in x]
 
 
 def _saturate(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
@@ -68,24 +68,24 @@ def _saturate(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
     return written(cv2.transform(image, matrix, dst=out), out)
 
 
-def _saturate_on_device(x: Any, factor: Any, arrays: Arrays) -> Any:
+def _saturate_on_device(x: Planes, factor: Any, arrays: Arrays) -> Planes:
     """Do what cv2.transform does, with weights of 1/1024: transform_8u in core/src/matmul.simd.hpp.
 
     A hue that is shifted afterwards could else be a step off, and levels by 6.
     """
-    shares = [(1 - factor[..., 0]) * share for share in _LUMA]
+    shares = [(1 - factor) * share for share in _LUMA]
     from_others = [arrays.round(1024 * share) for share in shares]
-    grey = sum(weight * x[..., channel] for channel, weight in enumerate(from_others))
+    grey = sum(weight * plane for weight, plane in zip(from_others, x, strict=True))
     mixed = []
-    for channel in range(3):
-        from_itself = arrays.round(1024 * (factor[..., 0] + shares[channel])) - from_others[channel]
-        mixed.append(arrays.floor((grey + from_itself * x[..., channel] + 512) / 1024))
-    return whole(arrays.stack(mixed), arrays)
+    for plane, share, weight in zip(x, shares, from_others, strict=True):
+        from_itself = arrays.round(1024 * (factor + share)) - weight
+        mixed.append(whole(arrays.floor((grey + from_itself * plane + 512) / 1024), arrays))
+    return mixed
 
 
 BRIGHTNESS = Change(
     lambda image, factor, out: look_up(image, LEVELS * factor, out),
-    lambda x, factor, arrays: whole(x * factor, arrays),
+    lambda x, factor, arrays: [whole(plane * factor, arrays) for plane in x],
 )
 CONTRAST = Change(_contrast, _contrast_on_device)
 SATURATION = Change(_saturate, _saturate_on_device)

@@ -3,12 +3,13 @@
 The host sends a few numbers per image beside the uint8 batch. Shapes are static, so one compiled program serves every
 batch. Nothing gathers pixels, which is slow on a TPU: a window with its resizing is two matrix products.
 
-In all formulas `x` is float32 (batch, height, width, 3) and holds whole levels from 0 to 255, as the host stores them
-between ops. `p` is float32 (batch, numbers of the op). An op has its own formulas in its file, and those of several ops
-are here.
+In all formulas `x` is three planes, red, green and blue: float32 (batch, height, width). They hold whole levels from 0
+to 255, as the host stores them between ops. `p[n]` is number n of the op, float32 (batch, 1, 1). A kernel runs the same
+formulas for an image at a time: its planes are (height, width), its numbers scalars. So formulas count axes from the
+last. An op has its own formulas in its file, and those of several ops are here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from tpufeed.images.protocols import Fill, Op, WindowOp
 Size: TypeAlias = tuple[int, int]  # (height, width)
 BatchDraws: TypeAlias = npt.NDArray[np.float64]  # (batch, draws of the op)
 Columns: TypeAlias = Sequence[npt.NDArray[Any]]  # a number of each image: (batch,)
+Planes: TypeAlias = Sequence[Any]  # red, green, blue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,7 @@ class Arrays:
     floats: Callable[[Any], Any]  # to float32
     levels: Callable[[Any], Any]  # whole numbers from 0 to 255 to uint8
     cast: Callable[[Any, Any], Any]  # to a dtype of the framework, or for None to its bfloat16
-    count: Callable[[int, Any], Any]  # float32 0, 1 ... below a number, on the device of an array
+    count: Callable[[int, int, Any], Any]  # float32 0, 1 ... below a number, on axis -1 or -2 of two, where an array is
     row: Callable[[Sequence[float], Any], Any]  # numbers as float32 (n,), on the device of an array
     where: Callable[[Any, Any, Any], Any]  # of a condition, and two arrays or an array and a number
     minimum: Callable[[Any, Any], Any]  # of an array, and an array or a number
@@ -38,15 +40,20 @@ class Arrays:
     floor: Callable[[Any], Any]
     round: Callable[[Any], Any]  # halves to even, as OpenCV and numpy
     exp: Callable[[Any], Any]
-    einsum: Callable[[str, Any, Any], Any]
+    product: Callable[[Any, Any], Any]  # of matrices, at 16 bits or more of each number
     flip: Callable[[Any, int], Any]  # along an axis
     reshape: Callable[[Any, tuple[int, ...]], Any]
     transpose: Callable[[Any, tuple[int, ...]], Any]  # axes in this order
     stack: Callable[[Sequence[Any]], Any]  # along a new last axis
-    sum: Callable[[Any, int], Any]  # over an axis, which goes
-    least: Callable[[Any, tuple[int, ...]], Any]  # the minimum over axes, which go
-    most: Callable[[Any, tuple[int, ...]], Any]
+    sum: Callable[[Any, int], Any]  # over an axis, which stays
+    least: Callable[[Any], Any]  # the minimum of each plane, (batch, 1, 1)
+    most: Callable[[Any], Any]
     layout: Literal["NCHW", "NHWC"]  # that models of the framework expect
+    # In a kernel, whose image may take its own way: calls the change of its number, and repeats a change.
+    branch: Callable[[Any, Mapping[int, Callable[[], Planes]], Planes], Planes] | None = None
+    repeat: Callable[[int, Callable[[Any, Planes], Planes], Planes], Planes] | None = None
+    # Runs `DeviceOps` on images and parameters in a kernel of the framework. None: by the functions above.
+    kernel: "Callable[[DeviceOps, Any, Any], Any] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +64,18 @@ class Step:
         out_size: (height, width) of the results.
         width: numbers per image.
         parameters: returns `width` columns for the draws of a batch.
-        apply: returns the new `x` for `x`, `p` and the framework's functions.
+        apply: returns the new `x` for `x`, `p` and the framework's functions. If it `mirrors`, also for the flips that
+            come next: axes of planes, and 1 for images that are mirrored along them.
+        axis: the axis that the op mirrors, and does nothing else.
+        mirrors: True if `apply` takes flips.
     """
 
     out_size: Size
     width: int
     parameters: Callable[[BatchDraws], Columns]
-    apply: Callable[[Any, Any, Arrays], Any]
+    apply: Callable[..., Planes]
+    axis: int | None = None
+    mirrors: bool = False
 
 
 def plan(ops: Sequence[Op], size: Size) -> list[Step]:
@@ -94,6 +106,7 @@ class DeviceOps:
         size: `size`.
         out_size: (height, width) of the results.
         width: float32 numbers per image.
+        most_pixels: pixels of the largest image between ops.
 
     Raises:
         OptionError: an op cannot run on the device. The message names it.
@@ -103,6 +116,7 @@ class DeviceOps:
         self._steps, self.size = plan(ops, size), size
         self.out_size = self._steps[-1].out_size if self._steps else size
         self.width = sum(step.width for step in self._steps)
+        self.most_pixels = max(height * width for height, width in (size, *(step.out_size for step in self._steps)))
 
     def parameters(self, draws: Sequence[BatchDraws]) -> npt.NDArray[np.float32]:
         """Return the numbers that `apply` needs, of shape (batch, width).
@@ -127,11 +141,24 @@ class DeviceOps:
             parameters: from `parameters`, as the framework's float32, where the images are and sharded as they are.
             arrays: the framework's functions.
         """
-        x, start = arrays.floats(images), 0
-        for step in self._steps:
-            x = step.apply(x, parameters[:, start : start + step.width], arrays)
-            start += step.width
-        return arrays.levels(x)
+        if arrays.kernel is not None and self.width:
+            return arrays.kernel(self, images, parameters)
+        planes = [arrays.floats(images[..., channel]) for channel in range(3)]
+        x = self.change(planes, [parameters[:, number, None, None] for number in range(self.width)], arrays)
+        return arrays.levels(arrays.stack(x))
+
+    def change(self, x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
+        """Return the new planes: see the module. A flip after a window becomes part of its weights."""
+        waiting, start = list(self._steps), 0
+        while waiting:
+            step = waiting.pop(0)
+            own, flips = p[start : (start := start + step.width)], list[tuple[int, Any]]()
+            while step.mirrors and waiting and (axis := waiting[0].axis) is not None:
+                waiting.pop(0)
+                flips.append((axis, p[start]))
+                start += 1
+            x = step.apply(x, own, arrays, flips) if flips else step.apply(x, own, arrays)
+        return x
 
 
 def refused(op: Any, why: str, instead: str = "") -> OptionError:
@@ -140,14 +167,39 @@ def refused(op: Any, why: str, instead: str = "") -> OptionError:
     return OptionError(f"device_ops: {name} cannot run on the device{why}: {instead}put it in ops")
 
 
-def applied_step(op: Any, size: Size, change: Callable[[Any, Arrays], Any]) -> Step:
+def applied_step(op: Any, size: Size, change: Callable[[Planes, Arrays], Planes], axis: int | None = None) -> Step:
     """Return the step of a `RandomlyApplied` op without numbers of its own: 1 if the image is changed."""
     return Step(
         size,
         1,
         lambda draws: [draws[:, 0] < op.p],
-        lambda x, p, arrays: arrays.where(per_image(p[:, 0]) > 0, change(x, arrays), x),
+        lambda x, p, arrays: branch(p[0], {1: lambda: change(x, arrays)}, x, arrays),
+        axis,
     )
+
+
+def branch(number: Any, changes: Mapping[int, Callable[[], Planes]], x: Planes, arrays: Arrays) -> Planes:
+    """Return what the change of an image's number makes of it, else `x`."""
+    if arrays.branch is not None:
+        return arrays.branch(number, changes, x)
+    changed = x
+    for each, change in changes.items():
+        changed = either(number == each, change(), changed, arrays)
+    return changed
+
+
+def repeat(times: int, change: Callable[[Any, Planes], Planes], x: Planes, arrays: Arrays) -> Planes:
+    """Return what a change makes of `x`, over and over. It also takes how often it has run."""
+    if arrays.repeat is not None:
+        return arrays.repeat(times, change, x)
+    for turn in range(times):
+        x = change(turn, x)
+    return x
+
+
+def either(condition: Any, x: Planes, other: Planes, arrays: Arrays) -> Planes:
+    """Return planes of `x` where the condition holds, else those of `other`."""
+    return [arrays.where(condition, *planes) for planes in zip(x, other, strict=True)]
 
 
 def window_step(
@@ -187,25 +239,27 @@ def window_step(
             return list(windows(*size, draws).T)
         return list(np.array([op.window(*size, drawn)[:4] for drawn in draws.tolist()]).reshape(-1, 4).T)
 
-    def apply(x: Any, p: Any, arrays: Arrays) -> Any:
-        if fixed and not resizes and not reaches_beyond:
-            top, left, height, width = fixed
-            return x[:, top : top + height, left : left + width]
-        # Either numbers, or arrays (batch, 1): weights are equal for all images, or not.
-        box: Any = fixed or (p[:, 0:1], p[:, 1:2], p[:, 2:3], p[:, 3:4])
+    cuts = fixed is not None and not resizes and not reaches_beyond
+
+    def apply(x: Planes, p: Sequence[Any], arrays: Arrays, flips: Sequence[tuple[int, Any]] = ()) -> Planes:
+        # Either numbers, or arrays (batch, 1, 1): weights are equal for all images, or not.
+        box: Any = fixed or p
         top, left, height, width = box
+        if cuts:
+            return [plane[..., top : top + height, left : left + width] for plane in x]
         shrinks: Any = may_halve
         if shrinks and not fixed:
             shrinks = (height >= 2 * out_size[0]) & (width >= 2 * out_size[1])
-        rows, columns = (
-            weights(axis, start, length, shrinks, x, arrays)
-            for axis, (start, length) in enumerate(((top, height), (left, width)))
-        )
+        new = {axis: arrays.count(out_size[axis], axis, x[0]) for axis in (-2, -1)}
+        for axis, flip in flips:
+            new[axis] = new[axis] + flip * (out_size[axis] - 1 - 2 * new[axis])
+        rows = weights(-2, new[-2], top, height, shrinks, arrays)
+        columns = weights(-1, new[-1], left, width, shrinks, arrays)
         return weighted(x, rows, columns, op.fill if reaches_beyond else 0, arrays)
 
-    def weights(axis: int, start: Any, length: Any, shrinks: Any, x: Any, arrays: Arrays) -> Any:
-        """Return the weights of old pixels in new ones: float32 (batch, new, old), or (new, old)."""
-        old, new = arrays.count(size[axis], x), arrays.count(out_size[axis], x)
+    def weights(axis: int, new: Any, start: Any, length: Any, shrinks: Any, arrays: Arrays) -> Any:
+        """Return the weights of old pixels in new ones, for `weighted`: with a first axis if images differ."""
+        old = arrays.count(size[axis], -3 - axis, new)
         if not resizes:
             return linear(new + start, old, arrays)
         step = length / out_size[axis]
@@ -213,35 +267,34 @@ def window_step(
         if shrinks is False:
             return linear(places, old, arrays)
         # The host averages areas: a new pixel covers an interval of old ones.
-        first, stop = (start + new * step)[..., None], (start + (new + 1) * step)[..., None]
+        first, stop = start + new * step, start + (new + 1) * step
         covered = arrays.maximum(arrays.minimum(stop, old + 1) - arrays.maximum(first, old), 0.0)
         area = covered / (stop - first)
-        return area if shrinks is True else arrays.where(shrinks[..., None], area, linear(places, old, arrays))
+        return area if shrinks is True else arrays.where(shrinks, area, linear(places, old, arrays))
 
-    return Step(out_size, 0 if fixed else 4, parameters, apply)
+    return Step(out_size, 0 if fixed else 4, parameters, apply, mirrors=not cuts)
 
 
 def linear(places: Any, old: Any, arrays: Arrays) -> Any:
-    """Return the weights (..., new, old) of linear interpolation at `places` (..., new) among pixels `old`."""
-    return arrays.maximum(1 - abs(places[..., None] - old), 0.0)
+    """Return the weights of linear interpolation at `places` among pixels `old`, one on each of the last two axes."""
+    return arrays.maximum(1 - abs(places - old), 0.0)
 
 
-def weighted(x: Any, rows: Any, columns: Any, fill: Fill, arrays: Arrays) -> Any:
-    """Return the sums of pixels by weights of rows and columns, (batch, new, old) or (new, old).
+def weighted(x: Planes, rows: Any, columns: Any, fill: Fill, arrays: Arrays) -> Planes:
+    """Return the sums of pixels by weights of rows (..., new, old) and of columns (..., old, new).
 
     If the weights of a new pixel have a sum below 1, the rest is `fill`: the host pads an image before it resizes.
     """
-    b = "b" if len(rows.shape) == 3 else ""
-    result = arrays.einsum(f"{b}jw,biwc->bijc", columns, arrays.einsum(f"{b}ik,bkwc->biwc", rows, x))
+    sums = [arrays.product(arrays.product(rows, plane), columns) for plane in x]
     if fill not in (0, (0, 0, 0)):
-        within = arrays.sum(rows, -1)[..., None, None] * arrays.sum(columns, -1)[..., None, :, None]
-        result = result + (1 - within) * color(fill, x, arrays)
-    return whole(result, arrays)
+        beyond = 1 - arrays.sum(rows, -1) * arrays.sum(columns, -2)
+        sums = [plane + beyond * level for plane, level in zip(sums, color(fill), strict=True)]
+    return [whole(plane, arrays) for plane in sums]
 
 
-def color(fill: Fill, x: Any, arrays: Arrays) -> Any:
-    """Return a colour so that it broadcasts over pixels."""
-    return float(fill) if isinstance(fill, int) else arrays.row(fill, x)
+def color(fill: Fill) -> tuple[float, ...]:
+    """Return the levels of a colour."""
+    return (float(fill),) * 3 if isinstance(fill, int) else tuple(map(float, fill))
 
 
 def whole(x: Any, arrays: Arrays) -> Any:
@@ -249,16 +302,11 @@ def whole(x: Any, arrays: Arrays) -> Any:
     return arrays.minimum(arrays.maximum(arrays.round(x), 0.0), 255.0)
 
 
-def per_image(column: Any) -> Any:
-    """Return numbers of images (batch,) so that they broadcast over pixels."""
-    return column[:, None, None, None]
+def within_boxes(size: Size, boxes: Sequence[Any], x: Any, arrays: Arrays) -> Any:
+    """Return which pixels lie in the box of their image, as bools (batch, height, width).
 
-
-def within_boxes(x: Any, boxes: Any, arrays: Arrays) -> Any:
-    """Return which pixels of `x` lie in the box of their image, as bools (batch, height, width, 1).
-
-    `boxes` has (top, left, bottom, right) of each image in pixels, (batch, 4).
+    `boxes` has top, left, bottom, right in pixels, each as `p`.
     """
-    top, left, bottom, right = (per_image(boxes[:, number]) for number in range(4))
-    row, column = arrays.count(x.shape[1], x)[:, None, None], arrays.count(x.shape[2], x)[:, None]
+    top, left, bottom, right = boxes
+    row, column = arrays.count(size[0], -2, x), arrays.count(size[1], -1, x)
     return (row >= top) & (row < bottom) & (column >= left) & (column < right)

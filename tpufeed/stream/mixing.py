@@ -64,7 +64,7 @@ class Mixing:
         pixels |= {name: arrays.floats(pixels[name]) for name in self._images}
         y = arrays.floats(columns[LABEL])
         if len(y.shape) == 1:
-            y = arrays.floats(y[:, None] == arrays.count(self.classes, y))
+            y = arrays.floats(y[:, None] == arrays.count(self.classes, -1, y))
         for op in self.ops:
             p = parameters[:, start : start + op.width]
             start += op.width
@@ -130,7 +130,7 @@ _NUMPY = Arrays(
     floats=lambda x: np.asarray(x, np.float32),
     levels=lambda x: x.astype(np.uint8),
     cast=lambda x, dtype: x.astype(dtype or np.float32),
-    count=lambda stop, _x: np.arange(stop, dtype=np.float32),
+    count=lambda stop, axis, _x: np.expand_dims(np.arange(stop, dtype=np.float32), -3 - axis),
     row=lambda numbers, _x: np.array(numbers, np.float32),
     where=np.where,
     minimum=np.minimum,
@@ -138,14 +138,14 @@ _NUMPY = Arrays(
     floor=np.floor,
     round=np.rint,
     exp=np.exp,
-    einsum=np.einsum,
+    product=np.matmul,
     flip=np.flip,
     reshape=np.reshape,
     transpose=np.transpose,
     stack=partial(np.stack, axis=-1),
-    sum=np.sum,
-    least=np.min,
-    most=np.max,
+    sum=partial(np.sum, keepdims=True),
+    least=partial(np.min, axis=(-2, -1), keepdims=True),
+    most=partial(np.max, axis=(-2, -1), keepdims=True),
     layout="NHWC",
 )
 _ROWS_AT_ONCE = 8  # small enough that the floats stay in the CPU cache

@@ -225,7 +225,20 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
     It compiles once for the same ops: a state may bring a loader other classes, and so other ops. The columns are split
     over devices as `rows` says. Without it they are on JAX's default device.
     """
-    run = jax.jit(partial(BatchOps.run, arrays=ARRAYS), static_argnums=0, out_shardings=rows)
+    on_tpu = (jax.devices()[0] if rows is None else rows.mesh.devices.flat[0]).platform == "tpu"
+    shard_map: Any = getattr(jax, "shard_map", None)  # since JAX 0.6
+
+    def run_ops(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
+        if not on_tpu or (rows is not None and shard_map is None):
+            return ops.run(columns, ARRAYS)
+        from tpufeed.adapters.jax.kernel import ON_TPU  # takes a second to import
+
+        run = partial(ops.run, arrays=ON_TPU)
+        if rows is not None:  # XLA does not split a kernel
+            run = shard_map(run, mesh=rows.mesh, in_specs=rows.spec, out_specs=rows.spec, check_vma=False)
+        return run(columns)
+
+    run = jax.jit(run_ops, static_argnums=0, out_shardings=rows)
 
     def run_columns(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
         names = (*ops.names, DEVICE_NUMBERS)

@@ -8,18 +8,18 @@ import torch
 from tpufeed.images.device import Arrays
 
 
-def _einsum(form: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return `torch.einsum` in float32: a training loop may be within autocast, whose bfloat16 would round weights."""
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return `torch.matmul` in float32: a training loop may be within autocast, whose bfloat16 would round weights."""
     kind = x.device.type
     with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-        return torch.einsum(form, x, y)
+        return torch.matmul(x, y)
 
 
 ARRAYS = Arrays(
     floats=lambda x: x.to(torch.float32),
     levels=lambda x: x.to(torch.uint8),
     cast=lambda x, dtype: x.to(dtype or torch.bfloat16),
-    count=lambda stop, x: torch.arange(stop, dtype=torch.float32, device=x.device),
+    count=lambda stop, axis, x: torch.arange(stop, dtype=torch.float32, device=x.device).unsqueeze(-3 - axis),
     row=lambda numbers, x: torch.tensor(numbers, dtype=torch.float32, device=x.device),
     where=torch.where,
     minimum=lambda x, limit: torch.clamp(x, max=limit),  # torch.minimum takes no numbers
@@ -27,13 +27,13 @@ ARRAYS = Arrays(
     floor=torch.floor,
     round=torch.round,
     exp=torch.exp,
-    einsum=_einsum,
+    product=_product,
     flip=lambda x, axis: x.flip(axis),
     reshape=torch.reshape,
     transpose=torch.permute,
     stack=partial(torch.stack, dim=-1),
-    sum=torch.sum,
-    least=torch.amin,
-    most=torch.amax,
+    sum=partial(torch.sum, keepdim=True),
+    least=partial(torch.amin, dim=(-2, -1), keepdim=True),
+    most=partial(torch.amax, dim=(-2, -1), keepdim=True),
     layout="NCHW",
 )

@@ -1,8 +1,8 @@
 """Brightness, contrast, saturation and hue in a random order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import permutations
 from typing import Annotated, Any, ClassVar, TypeAlias
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tpufeed.images.color import BRIGHTNESS, CONTRAST, SATURATION, Change, written
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.device import Arrays, BatchDraws, Columns, Size, Step, per_image
+from tpufeed.images.device import Arrays, BatchDraws, Columns, Planes, Size, Step, branch, repeat
 from tpufeed.images.protocols import Draws, SameSizeOp, keep, spread
 from tpufeed.images.rng import draw_between
 
@@ -60,9 +60,9 @@ def _scaling_rounds() -> bool:
     return bool(cv2.multiply(ones, 254 * ones, scale=1 / 255).all())
 
 
-def shift_hue_on_device(x: Any, steps: Any, arrays: Arrays) -> Any:
+def shift_hue_on_device(x: Planes, steps: Any, arrays: Arrays) -> Planes:
     """Do what `shift_hue` does: each intermediate is a whole number below 2^24, or far from halfway between two."""
-    red, green, blue = x[..., 0], x[..., 1], x[..., 2]
+    red, green, blue = x
     most = arrays.maximum(arrays.maximum(red, green), blue)
     spread = most - arrays.minimum(arrays.minimum(red, green), blue)
     # The hue of OpenCV's HSV: RGB2HSV_b in imgproc/src/color_hsv.simd.hpp, in 1/4096 of 256 steps.
@@ -71,7 +71,7 @@ def shift_hue_on_device(x: Any, steps: Any, arrays: Arrays) -> Any:
     )
     per_level = arrays.round(256 * 4096 / 6 / arrays.maximum(spread, 1.0))
     hue = arrays.floor((sector * per_level + 2048) / 4096)
-    hue = arrays.where(hue < 0, hue + 256, hue) + steps[..., 0]
+    hue = arrays.where(hue < 0, hue + 256, hue) + steps
     hue = arrays.where(hue >= 256, hue - 256, hue)
     turned = []
     for offset in (5, 3, 1):
@@ -79,7 +79,7 @@ def shift_hue_on_device(x: Any, steps: Any, arrays: Arrays) -> Any:
         place = arrays.where(place >= 6, place - 6, place)
         share = arrays.round(255 * arrays.minimum(arrays.maximum(arrays.minimum(place, 4 - place), 0.0), 1.0))
         turned.append(most - arrays.round(spread * share / 255))
-    return arrays.stack(turned)
+    return turned
 
 
 _CHANGES = (
@@ -150,13 +150,11 @@ class ColorJitter(SameSizeOp):
             rows = np.arange(len(draws))
             return [numbers[rows, order[:, step]] for step in range(len(active)) for numbers in (kinds, amounts)]
 
-        def apply(x: Any, p: Any, arrays: Arrays) -> Any:
-            for step in range(0, 2 * len(active), 2):
-                drawn, amount = per_image(p[:, step]), per_image(p[:, step + 1])
-                changed = x
-                for kind in active:
-                    changed = arrays.where(drawn == kind, _CHANGES[kind].on_device(x, amount, arrays), changed)
-                x = changed
-            return x
+        def apply(x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
+            def change(turn: Any, x: Planes) -> Planes:
+                changes = {kind: partial(_CHANGES[kind].on_device, x, p[2 * turn + 1], arrays) for kind in active}
+                return branch(p[2 * turn], changes, x, arrays)
+
+            return repeat(len(active), change, x, arrays)
 
         return Step(size, 2 * len(active), parameters, apply)

@@ -43,5 +43,5 @@ class CutMix(MixingOp):
         return np.concatenate(((1 - area / (size[0] * size[1]))[:, None], box), 1)
 
     def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
-        inside = within_boxes(x, p[:, 1:], arrays)
-        return arrays.where(inside if len(x.shape) == 4 else inside[..., 0], others, x)
+        inside = within_boxes(x.shape[1:3], [p[:, number, None, None] for number in range(1, 5)], x, arrays)
+        return arrays.where(inside[..., None] if len(x.shape) == 4 else inside, others, x)

@@ -36,7 +36,7 @@ class HorizontalFlip(RandomlyApplied):
         return flipped if out is None else out
 
     def on_device(self, size: Size) -> Step:
-        return applied_step(self, size, lambda x, arrays: arrays.flip(x, 2))
+        return applied_step(self, size, lambda x, arrays: [arrays.flip(plane, -1) for plane in x], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ class VerticalFlip(RandomlyApplied):
         return flipped if out is None else out
 
     def on_device(self, size: Size) -> Step:
-        return applied_step(self, size, lambda x, arrays: arrays.flip(x, 1))
+        return applied_step(self, size, lambda x, arrays: [arrays.flip(plane, -2) for plane in x], -2)

@@ -1,5 +1,6 @@
 """A Gaussian blur."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.device import Arrays, BatchDraws, Columns, Size, Step, refused, weighted
+from tpufeed.images.device import Arrays, BatchDraws, Columns, Planes, Size, Step, refused, weighted
 from tpufeed.images.protocols import Draws, Probability, RandomlyApplied, positive_range
 from tpufeed.images.rng import draw_between
 
@@ -53,19 +54,17 @@ class GaussianBlur(RandomlyApplied):
             kernel = np.exp(-(offsets**2) * narrowness[:, None]) * (offsets <= reach[:, None])
             return [narrowness, reach, 1 / (1 + 2 * kernel.sum(1))]
 
-        def apply(x: Any, p: Any, arrays: Arrays) -> Any:
-            rows = _weights(x.shape[1], x, p, arrays)
-            columns = rows if x.shape[1] == x.shape[2] else _weights(x.shape[2], x, p, arrays)
+        def apply(x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
+            rows, columns = (_weights(size[axis], axis, x, p, arrays) for axis in (-2, -1))
             return weighted(x, rows, columns, 0, arrays)
 
         return Step(size, 3, parameters, apply)
 
 
-def _weights(side: int, x: Any, p: Any, arrays: Arrays) -> Any:
-    """Return the weights of old pixels in new ones along a side, (batch, new, old)."""
-    narrowness, reach, share = (p[:, number : number + 1, None] for number in range(3))
-    old = arrays.count(side, x)
-    new = old[:, None]
+def _weights(side: int, axis: int, x: Planes, p: Sequence[Any], arrays: Arrays) -> Any:
+    """Return the weights of old pixels in new ones along a side, for `weighted`."""
+    narrowness, reach, share = p[0], p[1], p[2]
+    old, new = arrays.count(side, -3 - axis, x[0]), arrays.count(side, axis, x[0])
 
     def kernel(places: Any) -> Any:
         distance = abs(places - new)

@@ -27,4 +27,4 @@ class Grayscale(RandomlyApplied):
         return written(cv2.cvtColor(grey(image), cv2.COLOR_GRAY2RGB, dst=out), out)
 
     def on_device(self, size: Size) -> Step:
-        return applied_step(self, size, lambda x, arrays: arrays.stack([grey_on_device(x, arrays)] * 3))
+        return applied_step(self, size, lambda x, arrays: [grey_on_device(x, arrays)] * 3)

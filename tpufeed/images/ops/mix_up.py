@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tpufeed.images.device import Arrays, BatchDraws, Size, per_image
+from tpufeed.images.device import Arrays, BatchDraws, Size
 from tpufeed.images.mixing import Alpha, MixingOp, beta_of
 from tpufeed.images.protocols import Probability
 
@@ -35,5 +35,5 @@ class MixUp(MixingOp):
         return np.where(draws[:, :1] < self.p, beta_of(draws[:, 1:], self.alpha), 1.0)
 
     def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
-        share = per_image(p[:, 0])
+        share = p[:, 0, None, None, None]
         return arrays.round(x * share + others * (1 - share))

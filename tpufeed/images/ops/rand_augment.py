@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import cv2
@@ -11,7 +12,21 @@ import numpy.typing as npt
 from tpufeed.images.affine import Row, as_affine, rotation, shear_x, shear_y, warp
 from tpufeed.images.color import BRIGHTNESS, CONTRAST, LEVELS, SATURATION, Change, look_up, written
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.device import Arrays, BatchDraws, Columns, Size, Step, linear, per_image, refused, weighted, whole
+from tpufeed.images.device import (
+    Arrays,
+    BatchDraws,
+    Columns,
+    Planes,
+    Size,
+    Step,
+    branch,
+    linear,
+    refused,
+    repeat,
+    weighted,
+    whole,
+    within_boxes,
+)
 from tpufeed.images.protocols import LATER, Affine, Draws, Fill, SameSizeOp, apart, copied, keep
 from tpufeed.images.windows import cut_padded
 from tpufeed.options import Rule, between
@@ -60,24 +75,31 @@ def _histograms(image: Pixels) -> list[npt.NDArray[np.int64]]:
     ]
 
 
-def _sharpen_on_device(x: Any, factor: Any, arrays: Arrays) -> Any:
-    height, width = x.shape[1], x.shape[2]
-    if min(height, width) < 3:
+def _sharpen_on_device(x: Planes, factor: Any, arrays: Arrays) -> Planes:
+    height, width = size = x[0].shape[-2:]
+    if min(size) < 3:
         return x
-    row, column = arrays.count(height, x), arrays.count(width, x)
     # Sums over 3 x 3 pixels, by products with matrices that are 1 on three diagonals.
-    rows, columns = (arrays.minimum(arrays.maximum(2 - abs(side[:, None] - side), 0.0), 1.0) for side in (row, column))
-    sums = arrays.einsum("jw,biwc->bijc", columns, arrays.einsum("ik,bkwc->biwc", rows, x))
-    smooth = arrays.round((sums + 4 * x) / 13)
-    inside_rows = ((row > 0) & (row < height - 1))[:, None, None]
-    inside = inside_rows & ((column > 0) & (column < width - 1))[:, None]
-    return arrays.where(inside, whole(x * factor + smooth * (1 - factor), arrays), x)
+    rows, columns = (
+        arrays.minimum(arrays.maximum(2 - abs(arrays.count(side, -2, x[0]) - arrays.count(side, -1, x[0])), 0.0), 1.0)
+        for side in size
+    )
+    inside, sharpened = within_boxes(size, (1, 1, height - 1, width - 1), x[0], arrays), list[Any]()
+    for plane in x:
+        smooth = arrays.round((arrays.product(arrays.product(rows, plane), columns) + 4 * plane) / 13)
+        sharpened.append(arrays.where(inside, whole(plane * factor + smooth * (1 - factor), arrays), plane))
+    return sharpened
 
 
-def _autocontrast_on_device(x: Any, arrays: Arrays) -> Any:
-    low, high = (end(x, (1, 2))[:, None, None, :] for end in (arrays.least, arrays.most))
-    stretched = arrays.floor((x - low) * 255 / arrays.maximum(high - low, 1.0))
-    return arrays.where(high > low, stretched, x)
+def _autocontrast_on_device(plane: Any, arrays: Arrays) -> Any:
+    low, high = arrays.least(plane), arrays.most(plane)
+    stretched = arrays.floor((plane - low) * 255 / arrays.maximum(high - low, 1.0))
+    return arrays.where(high > low, stretched, plane)
+
+
+def _posterize_on_device(plane: Any, magnitude: int, arrays: Arrays) -> Any:
+    step = 2.0 ** _bits_off(magnitude)
+    return arrays.floor(plane / step) * step
 
 
 # Each takes the signed magnitude, -30 to 30. Some ignore the sign. For an image of (height, width), transforms that
@@ -85,8 +107,8 @@ def _autocontrast_on_device(x: Any, arrays: Arrays) -> Any:
 _Recolour: TypeAlias = Callable[[Pixels, int, Pixels | None], Pixels]
 _Warp: TypeAlias = Callable[[int, int, int], tuple[Row, Row]]
 _Shift: TypeAlias = Callable[[int, int, int], tuple[int, int]]
-# On the device it takes `x`, the factor 1 + 0.9 * (signed magnitude) / 30 as (batch, 1, 1, 1), and the magnitude.
-_OnDevice: TypeAlias = Callable[[Any, Any, int, Arrays], Any]
+# On the device it takes `x`, the factor 1 + 0.9 * (signed magnitude) / 30 as in `p`, and the magnitude.
+_OnDevice: TypeAlias = Callable[[Planes, Any, int, Arrays], Planes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +171,19 @@ _TRANSFORMS: Mapping[str, _Transform | None] = {
     "sharpness": _by_factor(Change(_sharpen, _sharpen_on_device)),
     "posterize": _Transform(
         lambda image, signed, out: look_up(image, np.arange(256) & (0xFF << _bits_off(signed)), out),
-        lambda x, _factor, magnitude, arrays: arrays.floor(x / 2 ** _bits_off(magnitude)) * 2 ** _bits_off(magnitude),
+        lambda x, _factor, magnitude, arrays: [_posterize_on_device(plane, magnitude, arrays) for plane in x],
     ),
     "solarize": _Transform(
         lambda image, signed, out: look_up(
             image, np.where(255 - 8.5 * abs(signed) > LEVELS, LEVELS, 255 - LEVELS), out
         ),
-        lambda x, _factor, magnitude, arrays: arrays.where(x < 255 - 8.5 * magnitude, x, 255 - x),
+        lambda x, _factor, magnitude, arrays: [
+            arrays.where(plane < 255 - 8.5 * magnitude, plane, 255 - plane) for plane in x
+        ],
     ),
     "autocontrast": _Transform(
         lambda image, _signed, out: autocontrast(image, out),
-        lambda x, _factor, _magnitude, arrays: _autocontrast_on_device(x, arrays),
+        lambda x, _factor, _magnitude, arrays: [_autocontrast_on_device(plane, arrays) for plane in x],
     ),
     "equalize": _Transform(lambda image, _signed, out: equalize(image, out)),
 }
@@ -228,7 +252,8 @@ class RandAugment(SameSizeOp):
     def on_device(self, size: Size) -> Step:
         """Run the transforms one after another.
 
-        Numbers: for each the index of its name, pixels down and to the right, and the factor of colours.
+        Numbers: for each the index of its name, or -1 for a shift, pixels down and to the right, and the factor of
+        colours.
         """
         names, width = self.transforms or _ALL, 4 * self.num_ops
         found = {name: _TRANSFORMS[name] for name in names}
@@ -243,24 +268,29 @@ class RandAugment(SameSizeOp):
                 sign * _shift_px(side, self.magnitude) * (np.array(names) == name)[index]
                 for side, name in zip(size, ("translate_y", "translate_x"), strict=True)
             )
+            index = np.where((down != 0) | (right != 0), -1, index)
             numbers = np.stack((index, down, right, 1 + 0.9 * sign * self.magnitude / 30), 2)
             return list(numbers.reshape(-1, width).T)
 
-        def apply(x: Any, p: Any, arrays: Arrays) -> Any:
-            for start in range(0, width, 4):
-                index, factor = per_image(p[:, start]), per_image(p[:, start + 3])
-                changed = x
+        def shifted(x: Planes, shift: Sequence[Any], arrays: Arrays) -> Planes:
+            rows, columns = (
+                linear(arrays.count(side, axis, x[0]) - pixels, arrays.count(side, -3 - axis, x[0]), arrays)
+                for axis, side, pixels in zip((-2, -1), size, shift, strict=True)
+            )
+            return weighted(x, rows, columns, self.fill, arrays)
+
+        def apply(x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
+            def change(turn: Any, x: Planes) -> Planes:
+                index, down, right, factor = (p[4 * turn + number] for number in range(4))
+                changes = {
+                    number: partial(each.on_device, x, factor, self.magnitude, arrays)
+                    for number, each in enumerate(found.values())
+                    if each and each.on_device
+                }
                 if any(each and each.shift for each in found.values()):
-                    rows, columns = (
-                        linear(pixels - p[:, start + number : start + number + 1], pixels, arrays)
-                        for number, pixels in enumerate((arrays.count(x.shape[1], x), arrays.count(x.shape[2], x)), 1)
-                    )
-                    changed = weighted(x, rows, columns, self.fill, arrays)
-                for number, each in enumerate(found.values()):
-                    if each and each.on_device:
-                        transformed = each.on_device(x, factor, self.magnitude, arrays)
-                        changed = arrays.where(index == number, transformed, changed)
-                x = changed
-            return x
+                    changes[-1] = partial(shifted, x, (down, right), arrays)
+                return branch(index, changes, x, arrays)
+
+            return repeat(self.num_ops, change, x, arrays)
 
         return Step(size, width, parameters, apply)

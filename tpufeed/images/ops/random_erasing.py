@@ -1,6 +1,7 @@
 """A random rectangle is erased."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.device import Arrays, BatchDraws, Columns, Size, Step, color, refused, within_boxes
+from tpufeed.images.device import Arrays, BatchDraws, Columns, Planes, Size, Step, color, refused, within_boxes
 from tpufeed.images.protocols import Draws, Fill, Probability, RandomlyApplied, copied, positive_range
 from tpufeed.images.rng import draw_between, exp_each, noise
 
@@ -91,7 +92,8 @@ class RandomErasing(RandomlyApplied):
             top, left, height, width = self.rectangles(*size, draws).T
             return [top, left, top + height, left + width]
 
-        def apply(x: Any, p: Any, arrays: Arrays) -> Any:
-            return arrays.where(within_boxes(x, p, arrays), color(value, x, arrays), x)
+        def apply(x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
+            erased = within_boxes(size, p, x[0], arrays)
+            return [arrays.where(erased, level, plane) for level, plane in zip(color(value), x, strict=True)]
 
         return Step(size, 4, parameters, apply)

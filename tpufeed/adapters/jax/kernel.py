@@ -1,0 +1,119 @@
+"""Device ops of an image in one kernel of a TPU: it moves to the chip once, however many ops there are.
+
+XLA would write and read all images of the batch between changes of colour, and compute for each image also the changes
+that were not drawn for it.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from tpufeed.adapters.jax.arrays import ARRAYS
+from tpufeed.images.device import DeviceOps, Planes
+
+_shape: Any = jax.ShapeDtypeStruct  # without types
+# Of the largest image between ops: its planes in floats and what is computed of them take 10 times their bytes, of a
+# memory of 16 MB on a v4.
+_MOST_PIXELS = 384 * 384
+
+
+class _Numbers(Sequence[Any]):
+    """Numbers of an image in the kernel's memory. Which one may depend on the turn of a loop."""
+
+    def __init__(self, ref: Any, places: range) -> None:
+        self._ref, self._places = ref, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return _Numbers(self._ref, self._places[key])
+        return self._ref[0, 0, self._places[key] if isinstance(key, int) else self._places.start + key]
+
+
+def _count(stop: int, axis: int, _x: Any) -> Any:
+    shape = (1, stop) if axis == -1 else (stop, 1)
+    return jax.lax.broadcasted_iota(jnp.int32, shape, 2 + axis).astype(jnp.float32)
+
+
+def _product(x: Any, y: Any) -> Any:
+    """Multiply each number's first 16 bits: three products of bfloat16, as XLA does for precision="high"."""
+    (x, x_rest), (y, y_rest) = map(_halves, (x, y))
+    multiply = partial(jnp.dot, preferred_element_type=jnp.float32)
+    return multiply(x, y) + multiply(x, y_rest) + multiply(x_rest, y)
+
+
+def _halves(x: Any) -> tuple[Any, Any]:
+    high = x.astype(jnp.bfloat16)
+    return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
+
+
+def _flip(x: Any, axis: int) -> Any:
+    """Multiply by ones on the other diagonal. Levels are exact in bfloat16."""
+    side = x.shape[axis]
+    ones = (_count(side, -1, x) + _count(side, -2, x) == side - 1).astype(jnp.float32).astype(jnp.bfloat16)
+    factors = (x.astype(jnp.bfloat16), ones) if axis == -1 else (ones, x.astype(jnp.bfloat16))
+    return jnp.dot(*factors, preferred_element_type=jnp.float32)
+
+
+def _branch(number: Any, changes: Mapping[int, Callable[[], Planes]], x: Planes) -> Planes:
+    for each, change in changes.items():
+        x = jax.lax.cond(number == each, lambda change=change: tuple(change()), lambda x=x: tuple(x))
+    return x
+
+
+def _repeat(times: int, change: Callable[[Any, Planes], Planes], x: Planes) -> Planes:
+    loop: Any = jax.lax.fori_loop
+    changed: Planes = loop(0, times, lambda turn, x: tuple(change(turn, x)), tuple(x))
+    return changed
+
+
+_IN_KERNEL = replace(
+    ARRAYS,
+    floats=lambda x: x.astype(jnp.int32).astype(jnp.float32),
+    levels=lambda x: x.astype(jnp.int32).astype(jnp.uint8),
+    count=_count,
+    product=_product,
+    flip=_flip,
+    branch=_branch,
+    repeat=_repeat,
+)
+
+
+def run(ops: DeviceOps, images: Any, parameters: Any, *, interpret: bool = False) -> Any:
+    """Return what `DeviceOps.apply` does. A kernel with larger images would not fit."""
+    if ops.most_pixels > _MOST_PIXELS:
+        return ops.apply(images, parameters, ARRAYS)
+    batch, width = parameters.shape
+
+    def change(p_ref: Any, x_ref: Any, out_ref: Any) -> None:
+        x = [_IN_KERNEL.floats(x_ref[0, channel]) for channel in range(3)]
+        for channel, plane in enumerate(ops.change(x, _Numbers(p_ref, range(width)), _IN_KERNEL)):
+            out_ref[0, channel] = _IN_KERNEL.levels(plane)
+
+    moved = 3 * (math.prod(ops.size) + math.prod(ops.out_size))
+    planes = jnp.transpose(images.reshape(batch, *ops.size, 3), (0, 3, 1, 2))
+    made = pl.pallas_call(
+        change,
+        grid=(batch,),
+        in_specs=[
+            pl.BlockSpec((1, 1, width), lambda number: (number, 0, 0), memory_space=pltpu.SMEM),
+            pl.BlockSpec((1, 3, *ops.size), lambda number: (number, 0, 0, 0)),
+        ],
+        out_specs=pl.BlockSpec((1, 3, *ops.out_size), lambda number: (number, 0, 0, 0)),
+        out_shape=_shape((batch, 3, *ops.out_size), jnp.uint8),
+        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=batch * moved),
+        interpret=interpret,
+    )(parameters[:, None], planes)
+    return jnp.transpose(made, (0, 2, 3, 1))
+
+
+ON_TPU = replace(ARRAYS, kernel=run)
