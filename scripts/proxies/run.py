@@ -43,6 +43,7 @@ PROXIES = {
     "numa": Proxy("numa", "a host of two NUMA nodes: a kernel in qemu"),
     "lowmem": Proxy("limits", "a small host or container: 2 GB of memory"),
     "fulldisk": Proxy("limits", "a disk that runs full"),
+    "tpu-compiler": Proxy("tpu_compiler", "four TPUs: their own compiler, which runs without one"),
 }
 
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is ended, unmounted and removed
     if not options.names:
-        print("\n".join(f"{name:<11} {proxy.stands_for}" for name, proxy in PROXIES.items()))
+        print("\n".join(f"{name:<12} {proxy.stands_for}" for name, proxy in PROXIES.items()))
         return 0
     options.work.mkdir(parents=True, exist_ok=True)
     folder = options.wheels or build(options.work / f"dist-{time.time_ns()}")[0].parent

@@ -19,9 +19,8 @@ from tpufeed.adapters.jax.arrays import ARRAYS
 from tpufeed.images.device import DeviceOps, Planes
 
 _shape: Any = jax.ShapeDtypeStruct  # without types
-# Of the largest image between ops: its planes in floats and what is computed of them take 10 times their bytes, of a
-# memory of 16 MB on a v4.
-_MOST_PIXELS = 384 * 384
+# Of the largest image between ops. Larger ones take the compiler minutes, as it unrolls planes.
+_MOST_PIXELS = 256 * 256
 
 
 class _Numbers(Sequence[Any]):
