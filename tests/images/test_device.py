@@ -37,6 +37,8 @@ from tpufeed.images.ops.color_jitter import shift_hue, shift_hue_on_device
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
 from tpufeed.images.rng import uniforms
+from tpufeed.stream.columns import DEVICE_NUMBERS
+from tpufeed.stream.mixing import BatchOps
 
 JAX = lazy("tpufeed.adapters.jax.arrays:ARRAYS")
 TF = lazy("tpufeed.adapters.tf.arrays:ARRAYS")
@@ -316,3 +318,24 @@ def test_a_kernel_gives_the_pixels_that_xla_gives(ops, levels):
     parameters = made.parameters(draw(ops, 32))
     found = jax.jit(lambda *given: run(made, *given, interpret=True))(images, parameters)
     assert np.abs(np.asarray(found).astype(int) - by_jax(made, images, parameters)).max() <= levels
+
+
+@pytest.mark.all
+@pytest.mark.uses("jax")
+def test_kernels_run_on_all_devices_also_within_another_mesh(monkeypatch):
+    from tpufeed.adapters.jax import kernel, sharding
+
+    ops = BatchOps(DeviceOps([RandomCrop(16), HorizontalFlip()], (24, 20)), None)
+    columns = {
+        "image": make_images((24, 20), 8),
+        DEVICE_NUMBERS: ops.parameters(draw([RandomCrop(16), HorizontalFlip()], 8)),
+    }
+    rows = NamedSharding(jax.make_mesh((4, 2), ("rows", "copies")), P("rows"))
+    wanted = np.asarray(sharding.compile_ops(rows)(ops, columns)["image"])
+    monkeypatch.setattr(sharding, "_PLATFORM", "cpu")
+    interpreted = replace(kernel.ON_TPU, kernel=lambda *given: kernel.run(*given, interpret=True))
+    monkeypatch.setattr(kernel, "ON_TPU", interpreted)
+    with jax.set_mesh(jax.make_mesh((2, 4), ("data", "model"))):
+        found = sharding.compile_ops(rows)(ops, columns)["image"]
+    assert found.sharding.is_equivalent_to(rows, 4)
+    np.testing.assert_array_equal(np.asarray(found), wanted)

@@ -5,6 +5,7 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -32,6 +33,7 @@ RunOps: TypeAlias = Callable[[BatchOps, Mapping[str, Any]], dict[str, jax.Array]
 
 _SLICE_SECONDS = 1.0  # of waiting at a time, as nothing interrupts the client's own waiting
 _LATE = "DEADLINE_EXCEEDED"
+_PLATFORM = "tpu"  # whose device ops are a kernel
 
 
 class Placement:
@@ -225,24 +227,29 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
     It compiles once for the same ops: a state may bring a loader other classes, and so other ops. The columns are split
     over devices as `rows` says. Without it they are on JAX's default device.
     """
-    on_tpu = (jax.devices()[0] if rows is None else rows.mesh.devices.flat[0]).platform == "tpu"
-    shard_map: Any = getattr(jax, "shard_map", None)  # since JAX 0.6
+    split, set_mesh = (getattr(jax, name, None) for name in ("shard_map", "set_mesh"))  # since JAX 0.7
+
+    def in_kernel() -> bool:
+        device = jax.devices()[0] if rows is None else rows.mesh.devices.flat[0]
+        return device.platform == _PLATFORM and (rows is None or None not in (split, set_mesh))
 
     def run_ops(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
-        if not on_tpu or (rows is not None and shard_map is None):
+        if not in_kernel():
             return ops.run(columns, ARRAYS)
         from tpufeed.adapters.jax.kernel import ON_TPU  # takes a second to import
 
         run = partial(ops.run, arrays=ON_TPU)
-        if rows is not None:  # XLA does not split a kernel
-            run = shard_map(run, mesh=rows.mesh, in_specs=rows.spec, out_specs=rows.spec, check_vma=False)
+        if split is not None and rows is not None:  # XLA does not split a kernel
+            run = split(run, mesh=rows.mesh, in_specs=rows.spec, out_specs=rows.spec, check_vma=False)
         return run(columns)
 
     run = jax.jit(run_ops, static_argnums=0, out_shardings=rows)
 
     def run_columns(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
-        names = (*ops.names, DEVICE_NUMBERS)
-        made: dict[str, jax.Array] = run(ops, {name: jax.device_put(columns[name], rows) for name in names})
+        given = {name: jax.device_put(columns[name], rows) for name in (*ops.names, DEVICE_NUMBERS)}
+        # The training loop may have set another mesh, which would be refused.
+        with set_mesh(rows.mesh) if set_mesh is not None and rows is not None and in_kernel() else nullcontext():
+            made: dict[str, jax.Array] = run(ops, given)
         return made
 
     return run_columns
