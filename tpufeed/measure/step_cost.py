@@ -129,7 +129,7 @@ def _compile(step: str, tpu: str, batch_size: int) -> ProgramCost:
     if folder is not None:
         with suppress(OSError, StoreError):
             (folder / _FOLDER).mkdir(parents=True, exist_ok=True)
-            write_file(folder / _FOLDER / kept, lambda opened: opened.write(msgspec.json.encode(cost)))
+            write_file(folder / _FOLDER / kept, msgspec.json.encode(cost))
     return cost
 
 
