@@ -10,7 +10,7 @@ from tpufeed.measure.machine import machine
 from tpufeed.measure.tpu_compiler import ENVIRONMENT
 
 PROGRAM = Path(__file__).parent / "programs/tpu_costs.py"
-RESULTS = ROOT / "benchmarks/results/tpu-compiler.json"
+RESULTS = ROOT / "benchmarks/results/compiled-for-tpus.json"
 TPUS, BATCHES = ("v4-8", "v5e-8", "v5p-8", "v6e-8"), (128, 256)
 SECONDS = 3600  # for one TPU and batch, on two busy cores
 MOST_MB = {"crop, flip": 330, "crop, flip, jitter": 450, "RandAugment": 700}  # on a v5e, for 128 images

@@ -63,7 +63,7 @@ def prepare():
             source.add()
         source.write()
         to = Path(folder, "dataset")
-        tpufeed.shard(source.url, to, workers=1, **source.options)
+        tpufeed.shard(source.url, to, workers=1, **in_groups(source.options))
         tpufeed.append(source.url, to, workers=1)
         tpufeed.verify(to, "all")
         tpufeed.compact(to, workers=1)

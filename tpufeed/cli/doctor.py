@@ -37,7 +37,6 @@ def doctor_command(
     The stages are measured on this host, and the idle time is predicted from that.
 
     Examples:
-      tpufeed doctor flowers --tpu v5e-8
       tpufeed doctor gs://bucket/flowers --tpu v4-8 --model vit_b_16 --batch 1024 --report doctor.html
       tpufeed doctor flowers --tpu v5e-8 --step train.py:make_step
       tpufeed doctor flowers-256 --device-op "RandomResizedCrop(224)" --device-op HorizontalFlip

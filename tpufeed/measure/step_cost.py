@@ -29,6 +29,7 @@ from tpufeed.options import Count, checked
 from tpufeed.storage.copies_folder import user_cache
 from tpufeed.text import format_error, shorten
 
+_COST, _ANSWER = msgspec.json.Decoder(ProgramCost), msgspec.json.Decoder(ProgramCost | str)
 _FOLDER = "tpufeed-steps"  # in the user's cache
 _TAKES = "the number of images on a device or, with a second parameter, the number on all devices and their mesh"
 _RETURNS = "(step, arguments) for JAX, or (module, loss, arguments) for torch, with arguments in a tuple"
@@ -77,7 +78,7 @@ def cost_of_step(
             child.kill()
             child.wait()
         if result.exists():
-            found = msgspec.json.decode(result.read_bytes(), type=ProgramCost | str)
+            found = _ANSWER.decode(result.read_bytes())
             if isinstance(found, str):
                 raise OptionError(found)
             return found
@@ -124,7 +125,7 @@ def _compile(step: str, tpu: str, batch_size: int) -> ProgramCost:
     kept, folder = f"{hashlib.sha256(' '.join(parts).encode()).hexdigest()}.json", user_cache()
     if folder is not None:
         with suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode((folder / _FOLDER / kept).read_bytes(), type=ProgramCost)
+            return _COST.decode((folder / _FOLDER / kept).read_bytes())
     cost = compile_for(tpu, program)
     if folder is not None:
         with suppress(OSError, StoreError):
