@@ -24,19 +24,7 @@ from tpufeed.errors import MissingExtraError
 # Packages of extras; some environments have none of them.
 OPTIONAL = (
     *("tensorflow", "keras", "torch", "torch_xla", "torchdata", "lightning", "accelerate", "transformers"),
-    *(
-        "jax",
-        "ml_dtypes",
-        "orbax",
-        "grain",
-        "ray",
-        "apache_beam",
-        "xprof",
-        "libtpu",
-        "albumentations",
-        "mlflow",
-        "wandb",
-    ),
+    *("jax", "ml_dtypes", "orbax", "grain", "ray", "apache_beam", "xprof", "albumentations", "mlflow", "wandb"),
     *("google", "grpc", "gcsfs", "aiohttp", "pyarrow", "matplotlib", "tensorboard", "prometheus_client"),
     *("pycocotools", "yaml", "pillow_heif", "pillow_jxl", "libtpu"),
     *("absl", "huggingface_hub", "IPython", "nbclient", "nbformat"),
