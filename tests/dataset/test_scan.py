@@ -38,7 +38,7 @@ def table_url(tmp_path_factory):
             }
         )
     (folder / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    options = {"label": "class", "boxes": tpufeed.Boxes("boxes")}
+    options = {"label": "class", "boxes": tpufeed.Boxes(column="boxes")}
     tpufeed.shard(folder / "table.jsonl", folder / "data", shards=3, workers=1, **options)
     return str(folder / "data")
 

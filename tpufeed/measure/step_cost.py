@@ -29,7 +29,8 @@ from tpufeed.options import Count, checked
 from tpufeed.storage.copies_folder import user_cache
 from tpufeed.text import format_error, shorten
 
-_COST, _ANSWER = msgspec.json.Decoder(ProgramCost), msgspec.json.Decoder(ProgramCost | str)
+_COST = msgspec.json.Decoder(ProgramCost)
+_ANSWER: msgspec.json.Decoder[ProgramCost | str] = msgspec.json.Decoder(ProgramCost | str)
 _FOLDER = "tpufeed-steps"  # in the user's cache
 _TAKES = "the number of images on a device or, with a second parameter, the number on all devices and their mesh"
 _RETURNS = "(step, arguments) for JAX, or (module, loss, arguments) for torch, with arguments in a tuple"
