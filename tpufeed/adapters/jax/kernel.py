@@ -64,15 +64,40 @@ def _flip(x: Any, axis: int) -> Any:
 
 
 def _branch(number: Any, changes: Mapping[int, Callable[[], Planes]], x: Planes) -> Planes:
-    for each, change in changes.items():
-        x = jax.lax.cond(number == each, lambda change=change: tuple(change()), lambda x=x: tuple(x))
-    return x
+    def run(kept: Any) -> Planes:
+        _write(kept, x)
+        for each, change in changes.items():
+            pl.when(number == each)(lambda change=change: _write(kept, change()))
+        return _read(kept)
+
+    return _beside(x, run)
 
 
 def _repeat(times: int, change: Callable[[Any, Planes], Planes], x: Planes) -> Planes:
     loop: Any = jax.lax.fori_loop
-    changed: Planes = loop(0, times, lambda turn, x: tuple(change(turn, x)), tuple(x))
-    return changed
+
+    def run(kept: Any) -> Planes:
+        _write(kept, x)
+        loop(0, times, lambda turn, _: _write(kept, change(turn, _read(kept))), None)
+        return _read(kept)
+
+    return _beside(x, run)
+
+
+def _beside(x: Planes, run: Callable[[Any], Planes]) -> Planes:
+    """Call with memory for planes like `x`: if branches return them, the compiler takes four times as long."""
+    scoped: Any = pl.run_scoped
+    made: Planes = scoped(run, pltpu.VMEM((len(x), *x[0].shape), jnp.float32))
+    return made
+
+
+def _write(kept: Any, x: Planes) -> None:
+    for channel, plane in enumerate(x):
+        kept[channel] = plane
+
+
+def _read(kept: Any) -> Planes:
+    return [kept[channel] for channel in range(kept.shape[0])]
 
 
 _IN_KERNEL = replace(
