@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from tpufeed.adapters.device import to_send
 from tpufeed.adapters.jax.arrays import ARRAYS
 from tpufeed.dataset.order import World
 from tpufeed.errors import LoaderError, OptionError
-from tpufeed.stream.columns import DEVICE_NUMBERS
+from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE
 from tpufeed.stream.mixing import BatchOps
 from tpufeed.stream.rank_check import EpochSpec
 
@@ -234,6 +235,7 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
         return device.platform == _PLATFORM and (rows is None or None not in (split, set_mesh))
 
     def run_ops(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
+        columns = {**columns, IMAGE: columns[IMAGE].reshape(-1, *ops.ops.size, 3)}
         if not in_kernel():
             return ops.run(columns, ARRAYS)
         from tpufeed.adapters.jax.kernel import ON_TPU  # takes a second to import
@@ -246,6 +248,7 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
     run = jax.jit(run_ops, static_argnums=0, out_shardings=rows)
 
     def run_columns(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
+        columns = {**columns, IMAGE: to_send(columns[IMAGE])}
         given = {name: jax.device_put(columns[name], rows) for name in (*ops.names, DEVICE_NUMBERS)}
         # The training loop may have set another mesh, which would be refused.
         with set_mesh(rows.mesh) if set_mesh is not None and rows is not None and in_kernel() else nullcontext():
