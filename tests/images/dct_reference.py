@@ -1,0 +1,111 @@
+"""Coefficients of images in plain numpy: what `tpufeed.images.coefficients` says, in code of its own."""
+
+import numpy as np
+
+_FREQUENCY, _PLACE = np.arange(8)[:, None], np.arange(8)
+BASIS = np.sqrt(2 / 8) * np.cos(np.pi * (2 * _PLACE + 1) * _FREQUENCY / 16)
+BASIS[0] /= np.sqrt(2)
+
+
+def _blocks(plane):
+    rows, columns = plane.shape[0] // 8, plane.shape[1] // 8
+    return plane.reshape(rows, 8, columns, 8).transpose(0, 2, 1, 3)
+
+
+def _plane(blocks):
+    rows, columns = blocks.shape[:2]
+    return blocks.transpose(0, 2, 1, 3).reshape(rows * 8, columns * 8)
+
+
+def _components(rgb, sampling):
+    """Split an image into Y, Cb and Cr, each around 0."""
+    if sampling == "grey":
+        return [rgb.reshape(rgb.shape[:2]).astype(float) - 128]
+    r, g, b = np.moveaxis(rgb.astype(float), -1, 0)
+    y = 0.299 * r + 0.587 * g + 0.114 * b
+    chroma = [(b - y) / 1.772, (r - y) / 1.402]
+    if sampling == "420":
+        chroma = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in chroma]
+    return [y - 128, *chroma]
+
+
+def quantize(rgb, coefficients):
+    """Return each component's quantized values, (rows of blocks, columns of blocks, 8, 8)."""
+    luma, chroma = (np.reshape(table, (8, 8)) for table in coefficients.tables)
+    return [
+        np.rint(BASIS @ _blocks(plane) @ BASIS.T / (chroma if i else luma)).astype(int)
+        for i, plane in enumerate(_components(rgb, coefficients.sampling))
+    ]
+
+
+def pack_planes(quantized, coefficients):
+    """Lay quantized values out as a batch holds them."""
+    parts, highs = [], []
+    for blocks in quantized:
+        size, step = np.abs(blocks), coefficients.step
+        coded = np.sign(blocks) * np.where(size > 96, np.minimum(127, 96 + (size - 96 + step // 2) // step), size)
+        high = (blocks[..., 0, 0] + 64) // 128
+        coded[..., 0, 0] = blocks[..., 0, 0] - 128 * high
+        parts.append(_plane(coded))
+        highs.append(high.ravel())
+    if coefficients.sampling == "420":
+        parts[1:] = [np.hstack(parts[1:])]
+    array = np.zeros(coefficients.shape, np.int8)
+    flat = np.concatenate([part.ravel() for part in parts] + highs)
+    array.ravel()[: flat.size] = flat
+    return array
+
+
+def encode_planes(rgb, coefficients):
+    """Encode uint8 pixels (height, width, 3 or 1) as a batch holds them."""
+    return pack_planes(quantize(rgb, coefficients), coefficients)
+
+
+def unpack_planes(array, coefficients):
+    """Return each component's quantized values again."""
+    (height, width), flat = coefficients.size, array.ravel().astype(int)
+    luma, rest = flat[: height * width].reshape(height, width), flat[height * width :]
+    planes = [luma]
+    if coefficients.sampling == "420":
+        both, rest = rest[: height * width // 2].reshape(height // 2, width), rest[height * width // 2 :]
+        planes += np.hsplit(both, 2)
+    elif coefficients.sampling == "444":
+        planes += list(rest[: 2 * height * width].reshape(2, height, width))
+        rest = rest[2 * height * width :]
+    quantized = []
+    for plane in planes:
+        coded = _blocks(plane)
+        size = np.abs(coded)
+        values = np.sign(coded) * (np.minimum(size, 96) + coefficients.step * np.maximum(size - 96, 0))
+        count = values.shape[0] * values.shape[1]
+        values[..., 0, 0] = coded[..., 0, 0] + 128 * rest[:count].reshape(values.shape[:2])
+        rest = rest[count:]
+        quantized.append(values)
+    return quantized
+
+
+def _upsample(plane):
+    """Double both sides by libjpeg's triangle filter: 3/4 of the nearer sample and 1/4 of the next."""
+    for _ in range(2):
+        padded = np.pad(plane, ((1, 1), (0, 0)), mode="edge")
+        doubled = np.empty((2 * plane.shape[0], plane.shape[1]))
+        doubled[::2] = 0.75 * plane + 0.25 * padded[:-2]
+        doubled[1::2] = 0.75 * plane + 0.25 * padded[2:]
+        plane = doubled.T
+    return plane
+
+
+def decode_planes(array, coefficients):
+    """Decode a batch's array of one image to uint8 pixels (height, width, 3 or 1)."""
+    luma, chroma = (np.reshape(table, (8, 8)) for table in coefficients.tables)
+    planes = [
+        _plane(BASIS.T @ (values * (chroma if i else luma)) @ BASIS)
+        for i, values in enumerate(unpack_planes(array, coefficients))
+    ]
+    y = planes[0] + 128
+    if coefficients.sampling == "grey":
+        rgb = y[..., None]
+    else:
+        cb, cr = map(_upsample, planes[1:]) if coefficients.sampling == "420" else planes[1:]
+        rgb = np.stack([y + 1.402 * cr, y - 0.344136 * cb - 0.714136 * cr, y + 1.772 * cb], axis=-1)
+    return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
