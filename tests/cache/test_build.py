@@ -1,6 +1,5 @@
 """`tpufeed.cache.warmup` from one end to the other."""
 
-import io
 import json
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tpufeed.cache.origin import OriginSample
 from tpufeed.cache.worker import Augmenter
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from tpufeed.images.decoding import decode
 from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.storage.memory import MemoryStore
 
@@ -44,12 +44,12 @@ def by_tensorflow(folder, split="train", variant=0, image="image/tensor", labels
         if image == "image/tensor":
             sample["pixels"] = tf.io.decode_raw(sample[image], tf.uint8).numpy().reshape(shape)
         else:
-            sample["pixels"] = np.asarray(Image.open(io.BytesIO(sample[image])).convert("RGB"))
+            sample["pixels"] = decode(sample[image])
         samples.append(sample)
     return samples
 
 
-every_encoding = pytest.mark.parametrize("built", ["raw", "jpeg", "png", "webp"], indirect=True)
+every_encoding = pytest.mark.parametrize("built", ["raw", "jpeg", "png", "webp", "dct"], indirect=True)
 
 
 def names_of(samples):
@@ -124,7 +124,7 @@ def test_the_manifest_says_what_it_is_a_cache_of(source, raw, jpeg):
 
 @pytest.mark.first_cases(2)
 @pytest.mark.uses("tensorflow")
-@pytest.mark.parametrize("built", ["jpeg", "png", "webp"], indirect=True)
+@pytest.mark.parametrize("built", ["jpeg", "png", "webp", "dct"], indirect=True)
 def test_encoded_pixels_are_the_raw_ones(built, raw):
     """PNG to the pixel; the others within what their quality loses."""
     pairs = zip(by_tensorflow(raw.url), by_tensorflow(built.url, image="image/encoded"), strict=True)

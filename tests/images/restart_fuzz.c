@@ -1,4 +1,4 @@
-/* Feed mutants of the files that are named to both rewriters: restart_fuzz MUTANTS SEED FILE ... Built by test_restart.py. */
+/* Feed mutants of JPEGs and DCT images to all rewriters: restart_fuzz MUTANTS SEED FILE ... Built by test_restart.py. */
 #define WITHOUT_PYTHON
 #include "../../tpufeed/images/_restart.c"
 #include <stdio.h>
@@ -37,18 +37,26 @@ int main(int count, char **arguments) {
         if (!file) return 2;
         size_t size = fread(original, 1, sizeof original, file), header = 2;
         fclose(file);
-        while (header + 1 < size && (original[header] != 0xFF || original[header + 1] != SOS)) header++;
+        bool packed = !memcmp(original, MAGIC, sizeof MAGIC);
+        if (packed) header = FIXED;
+        else while (header + 1 < size && (original[header] != 0xFF || original[header + 1] != SOS)) header++;
         for (long i = 0; i < mutants / (count - 3); i++) {
             uint8_t *copy = malloc(size); /* of this size, so that a byte beyond it is found */
             memcpy(copy, original, size);
             size_t left = mutate(copy, size, header);
             uint8_t *mutant = malloc(left ? left : 1);
             memcpy(mutant, copy, left);
-            for (int baseline = 0; baseline < 2; baseline++) {
+            for (Task task = packed ? TO_JPEG : ADD_MARKERS; task <= (packed ? TO_JPEG : PACK); task++) {
                 Writer writer = {0};
-                Reason reason = rewrite(mutant, left, baseline, baseline ? 1 << 24 : 1 + draw(12), &writer);
+                Reason reason = rewrite(mutant, left, task, task == ADD_MARKERS ? 1 + draw(12) : 1 << 24, &writer);
                 taken += !reason;
                 free(writer.start);
+            }
+            Packed found;
+            if (packed && !open_packed(&found, mutant, left)) {
+                uint8_t *out = malloc(unpacked_size(&found));
+                taken += !unpack(&found, out);
+                free(out);
             }
             free(mutant);
             free(copy);

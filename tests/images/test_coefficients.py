@@ -1,4 +1,4 @@
-"""Coefficients of images: their layout in a batch, and tables as libjpeg's."""
+"""Coefficients of images: their bytes, their layout in a batch, and that nothing of a JPEG is lost."""
 
 import io
 
@@ -6,8 +6,31 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.images.dct_reference import decode_planes, encode_planes, quantize, unpack_planes
-from tpufeed.images.coefficients import Coefficients, quality_tables
+from tests.images.dct_reference import (
+    decode_planes,
+    encode_planes,
+    pack_planes,
+    quantize,
+    read_bytes,
+    unpack_planes,
+)
+from tpufeed.errors import ImageError
+from tpufeed.images._restart import pack
+from tpufeed.images.coefficients import (
+    BEST_QUALITY,
+    Coefficients,
+    encode_coefficients,
+    of_quality,
+    quality_tables,
+    to_jpeg,
+    unpack_into,
+)
+from tpufeed.images.decoding import decode, image_size
+from tpufeed.images.header import read_header
+from tpufeed.images.pipeline import Pipeline
+
+SIZE = (48, 32)
+MOST_PX = 1 << 20
 
 
 def photo(size, bands=3, seed=0):
@@ -47,3 +70,100 @@ def test_the_layout_holds_an_image(sampling):
 def test_steps_are_as_small_as_the_tables_allow():
     steps = {quality: Coefficients((16, 16), "420", quality_tables(quality)).step for quality in (50, 75, 90, 95)}
     assert steps == {50: 1, 75: 4, 90: 14, 95: 30}
+
+
+def jpeg(image, **options):
+    file = io.BytesIO()
+    Image.fromarray(image.squeeze()).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def pixels_of(data):
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def unpacked(data, coefficients):
+    out = np.full(coefficients.shape, 99, np.int8)
+    unpack_into(memoryview(data), coefficients, out)
+    return out
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("quality", [5, 90, 100])
+@pytest.mark.parametrize("sampling", ["420", "444", "grey"])
+def test_the_bytes_are_as_the_page_says_and_hold_all_of_a_jpeg(sampling, quality, progressive):
+    image = photo(SIZE, 1 if sampling == "grey" else 3)
+    subsampling = {} if sampling == "grey" else {"subsampling": "4:2:0" if sampling == "420" else "4:4:4"}
+    file = jpeg(image, quality=quality, progressive=progressive, **subsampling)
+    data = pack(file, MOST_PX)
+    read, tables, values = read_bytes(data)
+    assert read == sampling
+    luma, chroma = quality_tables(quality)
+    expected = (luma, luma) if sampling == "grey" else (luma, chroma)
+    assert tables.tolist() == list(map(list, expected))
+    coefficients = Coefficients(SIZE, sampling, expected)
+    assert data.startswith(coefficients.head)
+    assert np.array_equal(unpacked(data, coefficients), pack_planes(values, coefficients))
+    back = to_jpeg(data)
+    assert np.array_equal(pixels_of(back), pixels_of(file))
+    assert pack(back, MOST_PX) == data
+    off = np.abs(decode_planes(pack_planes(values, coefficients), coefficients).astype(int).squeeze() - pixels_of(file))
+    assert off.mean() < (1 if quality < 100 else 3), "the same values, by an inverse transform in floats"
+    assert (image_size(data), read_header(data).format) == (SIZE, "dct")
+
+
+@pytest.mark.parametrize("quality", [1, 50, 90, BEST_QUALITY])
+def test_pixels_are_those_of_a_jpeg_of_the_same_quality(quality):
+    image, coefficients = photo((64, 96), seed=quality), of_quality((64, 96), quality)
+    data = encode_coefficients(image, quality)
+    expected = pixels_of(jpeg(image, quality=quality, subsampling="4:2:0"))
+    assert np.array_equal(decode(data), expected)
+    assert np.array_equal(decode(data, fast=True), expected)
+    assert np.array_equal(Pipeline([], 0, fast=True).run_stored(memoryview(data), None, ()), expected)
+    sent = decode_planes(unpacked(data, coefficients), coefficients)
+    errors = [np.mean((each.astype(float) - image) ** 2) for each in (sent, expected)]
+    assert 10 * np.log10(errors[0] / errors[1]) < 0.2, "dB of PSNR"
+
+
+def test_what_cannot_be_packed_says_why():
+    image = photo((48, 40))
+    for file, reason in {
+        jpeg(image, subsampling="4:2:0"): "multiple",
+        jpeg(photo(SIZE), subsampling="4:2:2"): "4:2:0, 4:4:4",
+        jpeg(photo(SIZE, 4)[..., :3]).replace(b"\xff\xdb\0C\1", b"\xff\xdb\0C\3"): "tables",
+        jpeg(photo(SIZE))[:-40]: "truncated",
+        b"GIF89a": "not a JPEG",
+    }.items():
+        with pytest.raises(ValueError, match=reason):
+            pack(file, MOST_PX)
+    file = io.BytesIO()
+    Image.fromarray(photo(SIZE, 4), "CMYK").save(file, "JPEG")
+    with pytest.raises(ValueError, match="4:2:0, 4:4:4"):
+        pack(file.getvalue(), MOST_PX)
+
+
+def test_damaged_and_foreign_images_are_refused():
+    coefficients, data = of_quality(SIZE, 90), encode_coefficients(photo(SIZE), 90)
+    for length in (0, 3, 4, 143, 144, 500, len(data) - 1):
+        with pytest.raises(ImageError) as found:
+            unpacked(data[:length], coefficients)
+        assert found.value.reason == ("unreadable" if length < 4 else "truncated")
+    for other in (of_quality(SIZE, 89), of_quality((32, 48), 90), Coefficients(SIZE, "444", quality_tables(90))):
+        with pytest.raises(ImageError, match="another size, sampling or tables"):
+            unpacked(data, other)
+    with pytest.raises(ImageError, match="an array of another size"):
+        unpack_into(memoryview(data), coefficients, np.empty(of_quality((64, 64), 90).shape, np.int8))
+    counts = 144 + 2 * coefficients.blocks
+    beyond = bytearray(data)
+    beyond[counts : counts + coefficients.blocks] = bytes([255, *[0] * (coefficients.blocks - 1)])
+    beyond[140:144] = bytes(4)
+    for run, is_good in ((b"\xff" * 254 + b"\xf6", True), (b"\xf6" * 5 + b"\xff" * 250, False)):
+        beyond[counts + coefficients.blocks :] = run
+        for read in (lambda data: unpacked(data, coefficients), to_jpeg):
+            if is_good:
+                read(bytes(beyond))
+            else:
+                with pytest.raises(ImageError, match="broken tokens"):
+                    read(bytes(beyond))
+    with pytest.raises(ImageError, match="broken tokens"):
+        unpacked(data + b"\0", coefficients)

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tests.images.reading import decode_upright
 from tpufeed.errors import ImageError
+from tpufeed.images._restart import pack
 from tpufeed.images.decoding import check_pixels, decode
 from tpufeed.images.header import read_header, read_jpeg_header
 from tpufeed.images.markers import is_sound, mark_jpeg
@@ -335,7 +336,7 @@ FUZZER = Path(__file__).with_name("restart_fuzz.c")
 @pytest.mark.all
 @pytest.mark.parametrize("count", [1_500, pytest.param(600_000, marks=pytest.mark.long)])
 def test_no_mutant_reaches_beyond_its_memory(count, tmp_path):
-    """Both rewriters under AddressSanitizer and UndefinedBehaviorSanitizer."""
+    """All rewriters, and unpacking, under AddressSanitizer and UndefinedBehaviorSanitizer."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -355,6 +356,12 @@ def test_no_mutant_reaches_beyond_its_memory(count, tmp_path):
         for number, options in enumerate(({}, {"optimize": True, "restart_marker_blocks": 2}, {"progressive": True})):
             files.append(tmp_path / f"{sampling.replace(':', '')}-{number}.jpg")
             files[-1].write_bytes(jpeg(picture(45, 60, number), sampling, **options))
+    for sampling in ("4:4:4", "4:2:0", "grey"):
+        fitting = tmp_path / f"{sampling.replace(':', '')}-fits.jpg"
+        fitting.write_bytes(jpeg(picture(48, 64), sampling, quality=100))
+        packed = fitting.with_suffix(".dct")
+        packed.write_bytes(pack(fitting.read_bytes(), 1 << 24))
+        files += [fitting, packed]
     done = subprocess.run([program, str(count), "1", *files], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr[-3000:]
     assert int(done.stdout.split()[2]) > count // 20

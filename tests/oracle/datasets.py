@@ -153,6 +153,18 @@ def make_pool(folder):
     pool["live"] = made(folder / "live", size=(16, 16))
     pool["live"].versions[0].live = (RandomCrop(16, padding=1),)
 
+    cache.warmup(
+        folder / "jpeg",
+        folder / "dct",
+        ops=[Resize((32, 48)), HorizontalFlip()],
+        encode="dct",
+        quality=92,
+        variants=2,
+        shard_bytes="20KB",
+        workers=1,
+    )
+    pool["dct"] = made(folder / "dct", size=(32, 48))
+
     # Their colours are whole: those of a cache of JPEGs are halved, which Pillow decodes in another way.
     write_images(raw / "small-jpegs", 31, ["bee", "dog"], 100, ".jpg", sizes=(33, 34))
     pool["small-jpegs"] = made(shard("small-jpegs", raw / "small-jpegs", shards=2), size=(33, 33))

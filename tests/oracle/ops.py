@@ -6,6 +6,8 @@ import math
 import numpy as np
 from PIL import Image
 
+from tpufeed.images.coefficients import to_jpeg
+
 WORD = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
 DRAWS = {"RandomCrop": 2, "RandomResizedCrop": 22, "HorizontalFlip": 1, "VerticalFlip": 1, "MixUp": 2, "CutMix": 4}
@@ -91,7 +93,9 @@ def resized(image, size):
 
 
 def decoded(data, halved=False):
-    """The pixels of a file; of a JPEG also at half its size."""
+    """The pixels of a file; of a JPEG, or of a DCT image, also at half its size."""
+    if data.startswith(b"\x89DCT"):
+        data = to_jpeg(data)
     image = Image.open(io.BytesIO(data))
     if halved:
         image.draft("RGB", tuple(side // 2 for side in image.size))

@@ -27,6 +27,7 @@ from tpufeed.images import (
     VerticalFlip,
 )
 
+PLAIN = ("png", "jpeg", "crops", "live", "dct", "grown", "grown-crops")  # datasets of one label and nothing else
 OPS = (
     (RandomCrop(12),),
     (CenterCrop(14),),
@@ -379,7 +380,7 @@ def _draw_spec(draw, pool, feeds):
     pick = lambda *choices: draw(st.sampled_from(choices))  # noqa: E731
     mixed = draw(st.booleans())
     if mixed:
-        family = pick(("png", "jpeg", "crops", "live", "grown", "grown-crops"), ("lists", "lists2"), ("tags", "tags2"))
+        family = pick(PLAIN, ("lists", "lists2"), ("tags", "tags2"))
         names = draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
         names += ["grown"] if "grown" in family and "grown" not in names and pick(False, True) else []
     else:
@@ -738,7 +739,7 @@ class Walk:
     def reweight(self):
         """Other weights, other sources, another order of them."""
         family = {"lists": ("lists", "lists2"), "tags": ("tags", "tags2")}.get(
-            self.spec.names[0][:5].rstrip("2")[:5], ("png", "jpeg", "crops", "live", "grown", "grown-crops")
+            self.spec.names[0][:5].rstrip("2")[:5], PLAIN
         )
         names = self.draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
         own = self.spec

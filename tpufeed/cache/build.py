@@ -63,12 +63,13 @@ def warmup(  # noqa: PLR0913  # the public face
             the loader instead.
         variants: number K of variants, of which epoch e reads variant e mod K.
         encode: "raw" stores uint8 pixels, which load fastest, "png" takes half of their bytes, "jpeg" and "webp" a
-            tenth.
-        quality: quality of JPEG and WebP, 1 to 100.
+            tenth, and "dct", for loaders with `device_ops`, a sixth: quantized coefficients of JPEGs, which a device
+            decodes.
+        quality: quality of JPEG and WebP, 1 to 100, and of "dct", 1 to 92.
         seed: seed of the random numbers.
         shard_bytes: aim for shards of this size. Default: 128 MB, or less if there would be fewer than 64 shards.
         names: "kaggle" names shards (`train-v0-00-512.tfrec`) and keys as in `tpufeed.shard`. It needs another `encode`
-            than "raw", and samples with one label.
+            than "raw" or "dct", and samples with one label.
         max_rejects: fail if more samples than this are rejected, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset at `dst`, or the remains of a build.
         fsync: flush the shards to disk before the manifest, as in `tpufeed.shard`.

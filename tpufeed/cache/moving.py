@@ -10,6 +10,7 @@ from tpufeed.cache.options import CacheOptions, Size
 from tpufeed.dataset.sample import Sample
 from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
+from tpufeed.images.coefficients import encode_coefficients
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.masks import encode_mask
 from tpufeed.images.mending import seen_size
@@ -105,4 +106,6 @@ def encode_pixels(pixels: Pixels, options: CacheOptions) -> BytesLike:
     """Return the bytes of uint8 pixels for a record."""
     if options.encode == "raw":
         return np.ascontiguousarray(pixels).data.cast("B")
+    if options.encode == "dct":
+        return encode_coefficients(pixels, options.quality)
     return encode(pixels, options.encode, options.quality)

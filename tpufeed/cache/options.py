@@ -8,15 +8,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from tpufeed.errors import OptionError
+from tpufeed.images.coefficients import BEST_QUALITY, SIDE_PX
 from tpufeed.images.description import from_dict, to_dict
 from tpufeed.images.ops import Custom, HorizontalFlip, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Op, Ops
+from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.options import between, check_fields, parse_size
 from tpufeed.sources.options import NameStyle
 
-Encoding = Literal["raw", "jpeg", "png", "webp"]
+Encoding = Literal["raw", "jpeg", "png", "webp", "dct"]
 Size = tuple[int, int]
 Variants: TypeAlias = Annotated[int, between(1, 1000)]
 Seed: TypeAlias = Annotated[int, between(0, 2**63 - 1)]  # an int64 in manifests
@@ -53,10 +55,20 @@ class CacheOptions:
             raise OptionError(
                 f"size={self.size!r} is for the default ops: give either a size, or ops with one that fixes the size"
             )
-        if self.names == "kaggle" and self.encode == "raw":
+        if self.names == "kaggle" and self.encode in ("raw", "dct"):
             raise OptionError(
-                "names='kaggle' is for programs that decode image files, and encode='raw' stores pixels: give "
+                f"names='kaggle' is for programs that decode image files, and encode={self.encode!r} makes none: give "
                 "encode='jpeg' too"
+            )
+        if self.encode == "dct" and not CAN_REWRITE:
+            raise OptionError(
+                "encode='dct' takes tpufeed's C extension: install tpufeed from a wheel, or with a C compiler "
+                "(docs/install.md)"
+            )
+        if self.encode == "dct" and self.quality > BEST_QUALITY:
+            raise OptionError(
+                f"encode='dct' has a quality of 1 to {BEST_QUALITY}, not {self.quality}: for a higher one give "
+                "encode='jpeg' or 'raw'"
             )
         ops = (RandomResizedCrop(224 if self.size is None else self.size), HorizontalFlip())
         for name, value in (
@@ -73,7 +85,7 @@ class CacheOptions:
             "live": [to_dict(op) for op in self.live or ()],
             "variants": self.variants,
             "encode": self.encode,
-            "quality": self.quality if self.encode in ("jpeg", "webp") else None,
+            "quality": self.quality if self.encode in ("jpeg", "webp", "dct") else None,
             "seed": self.seed,
             "shard_bytes": self.size_bytes,
             **({"names": self.names} if self.names != "tpufeed" else {}),
@@ -91,6 +103,12 @@ class CacheOptions:
             raise OptionError(
                 "these ops leave images of different sizes. End with one that fixes the size, e.g. "
                 "RandomResizedCrop(size=224) or Resize(256) and CenterCrop(224)"
+            )
+        if self.encode == "dct" and (size[0] % SIDE_PX or size[1] % SIDE_PX):
+            fitting = [max(SIDE_PX, side // SIDE_PX * SIDE_PX) for side in size]
+            raise OptionError(
+                f"encode='dct' takes sides that are multiples of {SIDE_PX}, and these ops leave images of "
+                f"{size[1]}x{size[0]} pixels: end them with one that leaves e.g. {fitting[1]}x{fitting[0]}"
             )
         Pipeline(live, self.seed).output_size(size)  # raises if they are not ops
         for op in self.applied:

@@ -53,7 +53,7 @@ def warmup_command(
     shard_bytes: Annotated[str | None, flags.in_shards("--shard-size", metavar="SIZE")] = None,
     names: flags.Naming = "tpufeed",
     encode: Annotated[
-        str, flags.in_images(metavar="FORMAT", autocompletion=one_of("raw", "jpeg", "png", "webp"))
+        str, flags.in_images(metavar="FORMAT", autocompletion=one_of("raw", "jpeg", "png", "webp", "dct"))
     ] = "raw",
     quality: flags.Quality = 90,
     max_rejects: flags.MaxRejects = None,

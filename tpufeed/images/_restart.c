@@ -976,26 +976,33 @@ static Reason allocate_blocks(Jpeg *jpeg, uint64_t most_pixels) {
     return jpeg->code ? NULL : NO_MEMORY;
 }
 
-static Reason to_baseline(Jpeg *jpeg, uint64_t most_pixels, Writer *writer) {
-    size_t at = 2;
+/* Read all scans from `*at` on; it is behind the end marker then. */
+static Reason read_scans(Jpeg *jpeg, uint64_t most_pixels, size_t *at) {
     for (int scans = 0;; scans++) {
         int marker;
-        Reason reason = read_segments(jpeg, &at, &marker);
+        Reason reason = read_segments(jpeg, at, &marker);
         if (!reason && marker == EOI) break;
         if (!reason && scans == MOST_SCANS) reason = SEVERAL_SCANS;
         if (!reason && !jpeg->code) reason = allocate_blocks(jpeg, most_pixels);
-        if (!reason) reason = read_scan(jpeg, at);
+        if (!reason) reason = read_scan(jpeg, *at);
         if (reason) return reason;
-        at = jpeg->code_end;
+        *at = jpeg->code_end;
     }
     if (!jpeg->code) return TRUNCATED;
     for (int c = 0; c < jpeg->components; c++)
         for (int k = 0; k < 64; k++)
             if (jpeg->component[c].bits[k]) return SCANS_INCOMPLETE;
+    return NULL;
+}
+
+static Reason to_baseline(Jpeg *jpeg, uint64_t most_pixels, Writer *writer) {
+    size_t at = 2;
+    Reason reason = read_scans(jpeg, most_pixels, &at);
+    if (reason) return reason;
     int kinds = jpeg->components > 1 ? 4 : 2; /* of codes: DC and AC of the first component, and of the others */
     Codes(*codes)[2] = calloc(2, sizeof *codes);
     if (!codes) return NO_MEMORY;
-    Reason reason = put_scan(NULL, codes, jpeg);
+    reason = put_scan(NULL, codes, jpeg);
     uint64_t bits = 0;
     for (int i = 0; i < kinds && !reason; i++) {
         Codes *each = &codes[i & 1][i >> 1];
@@ -1020,14 +1027,21 @@ static Reason to_baseline(Jpeg *jpeg, uint64_t most_pixels, Writer *writer) {
     return reason;
 }
 
-/* Add markers after each `number` MCUs, or make baseline of at most `number` pixels; `writer->start` is the caller's. */
-static Reason rewrite(const uint8_t *data, size_t size, bool baseline, uint64_t number, Writer *writer) {
-    if (size < 4 || data[0] != 0xFF || data[1] != SOI) return NOT_A_JPEG;
+#include "_coefficients.h"
+
+typedef enum { ADD_MARKERS, TO_BASELINE, PACK, TO_JPEG } Task;
+
+/* Do it, with markers after each `number` MCUs, or with at most `number` pixels; `writer->start` is the caller's. */
+static Reason rewrite(const uint8_t *data, size_t size, Task task, uint64_t number, Writer *writer) {
+    if (task != TO_JPEG && (size < 4 || data[0] != 0xFF || data[1] != SOI)) return NOT_A_JPEG;
     Jpeg *jpeg = calloc(1, sizeof *jpeg);
     if (!jpeg) return NO_MEMORY;
     jpeg->data = data;
     jpeg->size = size;
-    Reason reason = baseline ? to_baseline(jpeg, number, writer) : add_markers(jpeg, (uint32_t)number, writer);
+    Reason reason = task == ADD_MARKERS   ? add_markers(jpeg, (uint32_t)number, writer)
+                    : task == TO_BASELINE ? to_baseline(jpeg, number, writer)
+                    : task == PACK        ? pack(jpeg, number, writer)
+                                          : to_jpeg(jpeg, writer);
     for (int c = 0; c < MOST_COMPONENTS; c++) free(jpeg->component[c].blocks);
     free(jpeg->code);
     free(jpeg->borders);
@@ -1039,11 +1053,11 @@ static Reason rewrite(const uint8_t *data, size_t size, bool baseline, uint64_t 
 
 #ifndef WITHOUT_PYTHON
 /* Rewrite without the GIL. Return bytes; raise MemoryError, or ValueError with the reason. */
-static PyObject *rewrite_view(Py_buffer *view, bool baseline, uint64_t number) {
+static PyObject *rewrite_view(Py_buffer *view, Task task, uint64_t number) {
     Writer writer = {0};
     Reason reason;
     Py_BEGIN_ALLOW_THREADS
-    reason = rewrite(view->buf, (size_t)view->len, baseline, number, &writer);
+    reason = rewrite(view->buf, (size_t)view->len, task, number, &writer);
     Py_END_ALLOW_THREADS
     PyObject *result = NULL;
     if (reason == NO_MEMORY) PyErr_NoMemory();
@@ -1059,7 +1073,7 @@ static PyObject *py_add_markers(PyObject *module, PyObject *args) {
     Py_buffer view;
     unsigned short mcus; /* DRI has 16 bits; the door has checked that it is not 0 */
     if (!PyArg_ParseTuple(args, "y*H:add_markers", &view, &mcus)) return NULL;
-    return rewrite_view(&view, false, mcus ? mcus : 1);
+    return rewrite_view(&view, ADD_MARKERS, mcus ? mcus : 1);
 }
 
 static PyObject *py_to_baseline(PyObject *module, PyObject *args) {
@@ -1067,12 +1081,51 @@ static PyObject *py_to_baseline(PyObject *module, PyObject *args) {
     Py_buffer view;
     unsigned long long most_pixels;
     if (!PyArg_ParseTuple(args, "y*K:to_baseline", &view, &most_pixels)) return NULL;
-    return rewrite_view(&view, true, most_pixels);
+    return rewrite_view(&view, TO_BASELINE, most_pixels);
+}
+
+static PyObject *py_pack(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer view;
+    unsigned long long most_pixels;
+    if (!PyArg_ParseTuple(args, "y*K:pack", &view, &most_pixels)) return NULL;
+    return rewrite_view(&view, PACK, most_pixels);
+}
+
+static PyObject *py_to_jpeg(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "y*:to_jpeg", &view)) return NULL;
+    return rewrite_view(&view, TO_JPEG, 0);
+}
+
+/* Unpack without the GIL into the array of a batch, if the head is the cache's. */
+static PyObject *py_unpack(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer data, head, out;
+    if (!PyArg_ParseTuple(args, "y*y*w*:unpack", &data, &head, &out)) return NULL;
+    Packed packed;
+    Reason reason;
+    Py_BEGIN_ALLOW_THREADS
+    reason = open_packed(&packed, data.buf, (size_t)data.len);
+    if (!reason && (head.len != HEAD || memcmp(data.buf, head.buf, HEAD))) reason = OTHER_HEAD;
+    if (!reason && (size_t)out.len != unpacked_size(&packed)) reason = WRONG_ROOM;
+    if (!reason) reason = unpack(&packed, out.buf);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&head);
+    PyBuffer_Release(&out);
+    if (!reason) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, reason);
+    return NULL;
 }
 
 static PyMethodDef methods[] = {
     {"add_markers", py_add_markers, METH_VARARGS, "add_markers(data, mcus) -> bytes"},
     {"to_baseline", py_to_baseline, METH_VARARGS, "to_baseline(data, most_pixels) -> bytes"},
+    {"pack", py_pack, METH_VARARGS, "pack(jpeg, most_pixels) -> bytes"},
+    {"unpack", py_unpack, METH_VARARGS, "unpack(data, head, out)"},
+    {"to_jpeg", py_to_jpeg, METH_VARARGS, "to_jpeg(data) -> bytes"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,9 +1,25 @@
-"""Quantized DCT coefficients instead of pixels: how a batch holds those of an image, and with which tables."""
+"""Quantized DCT coefficients instead of pixels: encode an image as such, and unpack them into a batch, or to a JPEG.
+
+The bytes are described in docs/format.md, "DCT images". The C extension `_restart` reads and writes them.
+"""
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from tpufeed.errors import ImageError
+from tpufeed.images.header import DCT_START, MAX_PIXELS
+from tpufeed.images.restart import CAN_REWRITE
+
+if CAN_REWRITE:
+    from tpufeed.images._restart import pack, unpack
+    from tpufeed.images._restart import to_jpeg as _to_jpeg
 
 Sampling: TypeAlias = Literal["420", "444", "grey"]
 Table: TypeAlias = tuple[int, ...]
@@ -11,6 +27,11 @@ Table: TypeAlias = tuple[int, ...]
 
 EXACT = 96
 """The largest AC value that an int8 holds exactly; larger ones are held in steps, `Coefficients.step`."""
+BEST_QUALITY = 92
+"""Tables of a higher one have steps of 1: then int8 holds too many values in steps, and 95 loses 2 dB of PSNR by it."""
+SIDE_PX = 16  # of an MCU of 4:2:0
+_HEAD = struct.Struct("<4sB3xHH64s64s")
+_SAMPLINGS: tuple[Sampling, ...] = ("grey", "420", "444")
 _LARGEST = 1023  # an AC value of 8-bit samples before quantization
 
 # ITU-T T.81, tables K.1 and K.2.
@@ -39,8 +60,8 @@ class Coefficients:
 
     A batch holds those of an image as int8 of `shape`. Rows 0 to H have luma: block (i, j) at rows 8i and columns 8j, a
     coefficient's row being its vertical frequency. Then chroma: H / 2 rows with Cb left and Cr right (4:2:0), H rows of
-    Cb and H of Cr (4:4:4), or none (grey). Then a high part of each DC value, in order of luma's blocks, Cb's and Cr's,
-    zeros up to a whole row.
+    Cb and H of Cr (4:4:4), or none (grey). Then a high part of each DC value, in order of luma's blocks, Cb's and Cr's.
+    Zeros make the rows a multiple of 8: other numbers would be transposed on the way to a TPU.
 
     - DC: 128 times the high part, plus what is in its place in the plane, -64 to 63.
     - AC: `v` up to 96 in size; beyond, its size is 96 + step * (abs(v) - 96).
@@ -65,17 +86,24 @@ class Coefficients:
     def shape(self) -> tuple[int, int]:
         """Rows and width of an image's int8 array."""
         width = self.size[1]
-        return self.blocks * 64 // width + math.ceil(self.blocks / width), width
+        return math.ceil((self.blocks * 65) / width / 8) * 8, width
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of each image."""
+        luma, chroma = map(bytes, self.tables)
+        return _HEAD.pack(DCT_START, _SAMPLINGS.index(self.sampling), *self.size, luma, chroma)
 
     @property
     def step(self) -> int:
         """In what steps int8 holds AC values beyond `EXACT`: the smallest with which the largest fits."""
-        return max(1, math.ceil((_LARGEST / min(*self.tables[0][1:], *self.tables[1][1:]) - EXACT) / (127 - EXACT)))
+        least = min(*self.tables[0][1:], *self.tables[1][1:])
+        return max(1, -(-(_LARGEST - EXACT * least) // ((127 - EXACT) * least)))
 
 
-def multiple(sampling: Sampling) -> int:
-    """Return what both sides of an image must be a multiple of."""
-    return 16 if sampling == "420" else 8
+def of_quality(size: tuple[int, int], quality: int) -> Coefficients:
+    """Return what is common to the images of a cache of this size, (height, width), and quality."""
+    return Coefficients(size, "420", quality_tables(quality))
 
 
 def quality_tables(quality: int) -> tuple[Table, Table]:
@@ -86,3 +114,41 @@ def quality_tables(quality: int) -> tuple[Table, Table]:
         return tuple(min(255, max(1, (step * scale + 50) // 100)) for step in table)
 
     return scaled(_LUMA), scaled(_CHROMA)
+
+
+def encode_coefficients(image: npt.NDArray[np.uint8], quality: int) -> bytes:
+    """Encode uint8 RGB (height, width, 3), both sides multiples of `SIDE_PX`: libjpeg's coefficients, 4:2:0."""
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality]  # OpenCV's pixels are Pillow's; simplejpeg's are a level off
+    return pack(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)[1].data, MAX_PIXELS)
+
+
+def to_jpeg(data: bytes | memoryview) -> bytes:
+    """Return a JPEG with the coefficients of an image, all exactly. Releases the GIL. Raises ImageError."""
+    _check_extension()
+    try:
+        return _to_jpeg(data)
+    except ValueError as error:
+        raise _refused(error) from None
+
+
+def unpack_into(data: memoryview, coefficients: Coefficients, out: npt.NDArray[Any]) -> None:
+    """Unpack the coefficients of an image into int8 `out` of `coefficients.shape`. Releases the GIL.
+
+    Raises:
+        ImageError: the bytes are damaged, or of an image of another size, sampling or quality.
+    """
+    _check_extension()
+    try:
+        unpack(data, coefficients.head, out)
+    except ValueError as error:
+        raise _refused(error) from None
+
+
+def _check_extension() -> None:
+    if not CAN_REWRITE:
+        raise ImageError("unsupported", "a DCT image, which only tpufeed's C extension reads (docs/install.md)")
+
+
+def _refused(error: ValueError) -> ImageError:
+    reason = "truncated" if str(error) == "truncated" else "unreadable"
+    return ImageError(reason, f"the DCT image does not decode: {error}")

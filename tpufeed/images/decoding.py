@@ -12,7 +12,9 @@ import simplejpeg
 from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
+from tpufeed.images.coefficients import to_jpeg
 from tpufeed.images.header import (
+    DCT_START,
     JPEG_START,
     LOSSLESS,
     ImageHeader,
@@ -61,7 +63,7 @@ def decode(
     """Decode the stored pixels to uint8 RGB of shape (height, width, 3), not turned by EXIF.
 
     Args:
-        data: an encoded image.
+        data: an encoded image. A DCT image is decoded as the JPEG that has its coefficients, and never `fast`.
         reduce: 1, 2, 4 or 8: a JPEG comes out at 1/reduce of its size (each side rounded up), averaged in the DCT
             domain: faster and free of aliasing. Other formats, CMYK and lossless JPEGs come out at full size.
         buffer: gives memory to decode into, to avoid page faults. The pixels are then a view of it.
@@ -73,6 +75,8 @@ def decode(
     Raises:
         ImageError: not_an_image, unreadable, truncated, unsupported or too_large.
     """
+    if data[:4] == DCT_START:
+        data, fast = to_jpeg(data), False
     if jpeg is None and data[:3] == JPEG_START:
         jpeg = read_jpeg_header(data)
     if jpeg is not None:
@@ -157,7 +161,7 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     if data[:3] == JPEG_START:
         header = read_jpeg_header(data, check_scans=False)
         return header.height, header.width
-    if sniff(data) in MODERN:
+    if sniff(data) in (*MODERN, "dct"):
         found = read_header(bytes(data))
         return found.height, found.width
     return _open_by_pillow(data, lambda image, _: image).size[::-1]

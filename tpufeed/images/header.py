@@ -24,9 +24,10 @@ from tpufeed.errors import ImageError
 from tpufeed.images.modern import MODERN, read_modern, sniff_modern
 from tpufeed.images.unwritten import check_segments
 
-Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl"]
+Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct"]
 MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack
 JPEG_START = b"\xff\xd8\xff"
+DCT_START = b"\x89DCT"  # images of caches, see `coefficients`
 ALL_COEFFICIENTS = b"\0\x3f\0"  # the end of a scan's header in a baseline file
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 _COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT. Not all decoders support arithmetic or lossless
@@ -40,6 +41,7 @@ _INTEGERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
 _TIFF_COLOURS = {2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples per pixel by photometric interpretation, if not 1
 _SEGMENT = struct.Struct(">HH")  # its marker and its length
 _INTERVAL = struct.Struct(">H")
+_DCT_SIZE = struct.Struct("<HH")
 _FRAME = struct.Struct(">HHB")  # height, width, components, after the precision
 _FILL = re.compile(rb"\xff*")
 _NEXT = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")  # after a scan: no stuffed byte, no restart marker
@@ -64,6 +66,16 @@ _MOST_SCANS = 500
 # have this many blocks (less than a second), or this many times the blocks of the image.
 _MOST_PASSED, _MOST_PASSES = 16_000_000, 10
 _ARITHMETIC_COST = 8  # times that of Huffman codes: a block may have 63 decisions that take no bytes
+_STARTS: tuple[tuple[bytes, Format], ...] = (
+    (JPEG_START, "jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (DCT_START, "dct"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+    (b"BM", "bmp"),
+)
 _SUFFIXES: dict[str, Format] = {
     **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpeg"),
     **dict.fromkeys(("png", "apng"), "png"),
@@ -160,17 +172,9 @@ def read_header(data: bytes) -> ImageHeader:
 def sniff(data: bytes | memoryview) -> Format | None:
     """Return the format by the first bytes, as file names may lie."""
     start = bytes(data[:12])
-    if start.startswith(JPEG_START):
-        return "jpeg"
-    if start.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
     if start.startswith(b"RIFF") and start[8:] == b"WEBP":
         return "webp"
-    if start.startswith((b"GIF87a", b"GIF89a")):
-        return "gif"
-    if start.startswith((b"II*\0", b"MM\0*")):
-        return "tiff"
-    return "bmp" if start.startswith(b"BM") else sniff_modern(data)
+    return next((found for begin, found in _STARTS if start.startswith(begin)), None) or sniff_modern(data)
 
 
 def format_of_name(name: str) -> Format | None:
@@ -577,4 +581,19 @@ def has_unnamed_band(image: Image.Image) -> bool:
     return image.format == "TIFF" and 338 not in image.tag_v2  # type: ignore[attr-defined]  # of TiffImageFile
 
 
-_READERS: dict[Format, Callable[[bytes], ImageHeader]] = {"jpeg": _read_jpeg, "png": _read_png, "webp": _read_webp}
+def read_dct_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Return (height, width) of a DCT image (docs/format.md). Raises struct.error."""
+    return _DCT_SIZE.unpack_from(data, 8)
+
+
+def _read_dct(data: bytes) -> ImageHeader:
+    height, width = read_dct_size(data)
+    return ImageHeader("dct", width, height, 3, False)
+
+
+_READERS: dict[Format, Callable[[bytes], ImageHeader]] = {
+    "jpeg": _read_jpeg,
+    "png": _read_png,
+    "webp": _read_webp,
+    "dct": _read_dct,
+}

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
+from tpufeed.images.coefficients import to_jpeg
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, turn
 from tpufeed.images.geometry import Geometry
-from tpufeed.images.header import JPEG_START, read_jpeg_header
+from tpufeed.images.header import DCT_START, JPEG_START, read_jpeg_header
 from tpufeed.images.markers import Box, find_segments
 from tpufeed.images.mending import mend, orientation_of
 from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep
@@ -205,6 +206,9 @@ def run_views(
     if len(firsts) < len(pipelines):
         pixels = turn(decode(data, 1, buffer, one.fast), orientation)
         return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
+    fast = one.fast
+    if data[:4] == DCT_START:  # and never fast: a device interpolates between its colour samples, too
+        data, fast = memoryview(to_jpeg(data)), False
     jpeg = read_jpeg_header(data) if data[:3] == JPEG_START else None
     height, width = image_size(data) if jpeg is None else (jpeg.height, jpeg.width)
     if orientation >= 5:
@@ -229,7 +233,7 @@ def run_views(
     if cut is not None and jpeg is not None:
         data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
         jpeg = jpeg._replace(height=cut.height, width=cut.width)
-    pixels = decode(data, reduce, buffer, one.fast, jpeg)
+    pixels = decode(data, reduce, buffer, fast, jpeg)
     if orientation > 1:
         pixels = turn(pixels, orientation)
     reduced = 1 if pixels.shape[:2] == size else reduce

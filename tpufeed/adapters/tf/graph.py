@@ -19,6 +19,7 @@ from tpufeed.adapters.tf.stream import OTHER_CHECKPOINT, HandedEpoch, place_iden
 from tpufeed.dataset.index import Index
 from tpufeed.dataset.naming import MANIFEST
 from tpufeed.dataset.order import Share, World
+from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import OptionError, advised
 from tpufeed.images.protocols import Op, WindowOp
@@ -65,11 +66,7 @@ class DirectGraph:
 
     def __init__(self, stream: HostStream, sharding: str | None = None, handed: HandedEpoch | None = None) -> None:
         options, dataset, manifest = stream.options, stream.dataset, stream.dataset.manifest
-        if dataset.selection is not None:
-            raise OptionError(
-                f"{dataset.label}: direct=True reads whole shards in TensorFlow, and a view leaves records out: leave "
-                "out direct=True, or make a dataset of the view with tpufeed.cache.warmup"
-            )
+        _check_dataset(dataset)
         for option in dataclasses.fields(options):
             if option.name in _NOT_HERE and getattr(options, option.name) not in (option.default, 0):
                 raise OptionError(
@@ -401,6 +398,20 @@ class DirectGraph:
             return jpeg()
         is_jpeg = tf.strings.substr(encoded, 0, 3) == b"\xff\xd8\xff"
         return tf.cond(is_jpeg, jpeg, _rare(other))
+
+
+def _check_dataset(dataset: Dataset) -> None:
+    """Raise OptionError if TensorFlow itself cannot read all of the dataset."""
+    if dataset.selection is not None:
+        raise OptionError(
+            f"{dataset.label}: direct=True reads whole shards in TensorFlow, and a view leaves records out: leave "
+            "out direct=True, or make a dataset of the view with tpufeed.cache.warmup"
+        )
+    if dataset.manifest.cache is not None and dataset.manifest.cache.encode == "dct":
+        raise OptionError(
+            f"{dataset.label}: direct=True decodes in TensorFlow, which knows no DCT images: leave out direct=True, "
+            "or warm a cache with encode='jpeg' or 'raw'"
+        )
 
 
 def tensorflow_url(url: str) -> str:

@@ -1,0 +1,87 @@
+"""Caches of DCT coefficients: whole images as of JPEGs, and damage, growth and quality as in any cache."""
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import tpufeed
+from tests.conftest import make_photos
+from tests.tfrecords import encode_record, records_of
+from tpufeed import Loader
+from tpufeed.cache import warmup
+from tpufeed.cli.app import app
+from tpufeed.dataset.reader import open_dataset
+from tpufeed.errors import DatasetExistsError, RecordError
+from tpufeed.images import HorizontalFlip, Resize
+
+WHOLE = {"ops": [Resize((32, 48))], "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def cached(source, tmp_path_factory):
+    return warmup(source, tmp_path_factory.mktemp("dct") / "cache", encode="dct", **WHOLE)
+
+
+def images_of(url, **options):
+    options = {"split": "train", "shuffle": False, "columns": ["image"], "batch_size": 8, "processes": 0} | options
+    with Loader(url, **options) as loader:
+        return np.concatenate(list(loader))
+
+
+def test_pixels_are_those_of_a_cache_of_jpegs(cached, source, tmp_path):
+    jpegs = warmup(source, tmp_path / "jpeg", encode="jpeg", **WHOLE)
+    images, files = images_of(cached.url), open_dataset(jpegs.url).iter_examples("train", 0)
+    for pixels, features in zip(images, files, strict=False):  # the last batch is not full
+        (file,) = features["image/encoded"].values
+        np.testing.assert_array_equal(pixels, Image.open(io.BytesIO(file)))
+    flipped = images_of(cached.url, ops=[HorizontalFlip(1.0)])
+    np.testing.assert_array_equal(flipped, images[:, :, ::-1])
+    single = tpufeed.TFRecordImages(cached.url, split="train", columns=["image"])
+    np.testing.assert_array_equal(np.asarray(single[0]), images[0])
+    assert tpufeed.verify(cached.url, decode="all").records == cached.images
+    (info,) = [open_dataset(cached.url).manifest.cache]
+    assert (info.encode, info.shape) == ("dct", (32, 48, 3))
+
+
+def test_info_and_show_know_it(cached, tmp_path):
+    for arguments in (["info", cached.url], ["show", cached.url, "--split", "train", "--out", str(tmp_path / "a.png")]):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+    assert "dct, quality 90" in CliRunner().invoke(app, ["info", cached.url]).output
+
+
+def test_a_record_that_does_not_decode_is_named_and_counted(cached, tmp_path):
+    url = tmp_path / "damaged"
+    shutil.copytree(cached.url, url)
+    name = open_dataset(url).manifest.splits["train"].variants[0].shards[0].name
+    records = [bytearray(payload) for _, payload in records_of((url / name).read_bytes())]
+    at = records[3].index(b"\x89DCT")
+    records[3][at + 8] ^= 16  # its height
+    (url / name).write_bytes(b"".join(map(encode_record, records)))
+    with pytest.raises(RecordError, match=f"{name}.*DCT image"):
+        images_of(url)
+    with Loader(url, split="train", columns=["image"], batch_size=8, processes=0, max_bad_records=1) as loader:
+        masks = [mask for _, mask in loader]
+    assert sum(int((~mask).sum()) for mask in masks) == 1
+
+
+def test_it_grows_with_its_own_quality_alone(tmp_path):
+    make_photos(tmp_path / "a", 12)
+    make_photos(tmp_path / "b", 15)
+    url, cache = tmp_path / "data", tmp_path / "cache"
+    tpufeed.shard(tmp_path / "a", url, workers=1)
+    warmup(url, cache, encode="dct", **WHOLE)
+    tpufeed.append(tmp_path / "b", url, workers=1)
+    with pytest.raises(DatasetExistsError, match="quality"):
+        warmup(url, cache, encode="dct", quality=80, **WHOLE)
+    grown = warmup(url, cache, encode="dct", **WHOLE)
+    assert grown.manifest.number == 2
+    at_once = warmup(url, tmp_path / "at-once", encode="dct", **WHOLE)
+    one, other = (np.sort(images_of(each.url).reshape(-1, 32 * 48 * 3), axis=0) for each in (grown, at_once))
+    np.testing.assert_array_equal(one, other)
+    assert Path(cache, "manifest.json").exists()
