@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.frameworks import lazy
+from tests.images.dct_reference import decode_planes, encode_planes
 from tests.images.ops.every import gather
 from tests.images.ops.test_rand_augment import ON_DEVICE
 from tpufeed.errors import OptionError
@@ -32,6 +33,7 @@ from tpufeed.images import (
     Rotate,
     VerticalFlip,
 )
+from tpufeed.images.coefficients import Coefficients, quality_tables
 from tpufeed.images.device import DeviceOps
 from tpufeed.images.ops.color_jitter import shift_hue, shift_hue_on_device
 from tpufeed.images.pipeline import Pipeline
@@ -276,6 +278,80 @@ def test_a_chain_of_random_transforms_is_equal_but_for_a_few_pixels():
     apart = np.abs(on_host(ops, images, draws) - by_torch(made, images, made.parameters(draws)).astype(int))
     assert (apart > 2).mean() < 0.01
     assert apart.mean() < 0.1
+
+
+CODED_SIZE = (80, 112)
+CODED = {
+    "whole": [],
+    "cut": [CenterCrop(64)],
+    "cut and mirrored": [CenterCrop((64, 40)), HorizontalFlip()],
+    "crop": [RandomResizedCrop(64), HorizontalFlip(), VerticalFlip()],
+    "resize": [Resize((30, 50))],
+    "padded": [RandomCrop(80, 9, (0, 9, 250))],
+    "beyond": [Zoom()],
+    "colors first": [ColorJitter(0.2, 0.2, 0.2), RandomResizedCrop(64)],
+    "mirrored first": [HorizontalFlip(), CenterCrop(40)],
+}
+
+
+def make_coded(sampling="420", noise=6, quality=90, count=8):
+    """Coefficients of images, as a batch holds them, and their pixels."""
+    coefficients = Coefficients(CODED_SIZE, sampling, quality_tables(quality))
+    images = make_images(CODED_SIZE, count, noise)[..., : 1 if sampling == "grey" else 3]
+    values = np.stack([encode_planes(image, coefficients) for image in images])
+    decoded = np.stack([decode_planes(each, coefficients) for each in values])
+    return coefficients, values, np.ascontiguousarray(np.broadcast_to(decoded, (count, *CODED_SIZE, 3)))
+
+
+def coded_apart(ops, run, sampling="420", noise=6, quality=90):
+    """Return how far pixels are from those of images that are decoded whole, each level."""
+    coefficients, values, pixels = make_coded(sampling, noise, quality)
+    made, draws = DeviceOps(ops, CODED_SIZE, coefficients), draw(ops, len(pixels))
+    parameters = made.parameters(draws) if ops else np.empty((len(pixels), 0), np.float32)
+    return np.abs(run(made, values, parameters).astype(int) - (on_host(ops, pixels, draws) if ops else pixels))
+
+
+@pytest.mark.uses("torch")
+@pytest.mark.parametrize("sampling", ["420", "444", "grey"])
+@pytest.mark.parametrize("case", CODED)
+def test_coefficients_are_decoded_as_on_the_host(case, sampling):
+    """Where levels leave 0 to 255 a host clips them before it resizes."""
+    apart = coded_apart(CODED[case], by_torch, sampling)
+    assert apart.max() <= (6 if case in ("crop", "resize", "beyond", "colors first") else 1)
+    assert apart.mean() < 0.3
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("run", COMPILERS)
+@pytest.mark.parametrize("case", ["whole", "crop", "beyond"])
+def test_compiled_programs_decode_coefficients(case, run):
+    apart = coded_apart(CODED[case], run)
+    assert apart.max() <= 6
+    assert apart.mean() < 0.3
+
+
+@pytest.mark.uses("torch")
+@pytest.mark.parametrize("quality", [50, 75, 90, 92])
+def test_crops_of_noise_differ_most(quality):
+    """The worst case: every other level of the whole image is clipped, and a device clips the sums alone."""
+    assert coded_apart([], by_torch, noise=None, quality=quality).max() <= 1
+    apart = coded_apart([RandomResizedCrop(64)], by_torch, noise=None, quality=quality)
+    assert apart.max() <= 64
+    assert apart.mean() < 0.6
+
+
+@pytest.mark.all
+@pytest.mark.uses("jax")
+@pytest.mark.parametrize("case", ["crop", "mirrored first"])
+def test_a_kernel_decodes_coefficients(case):
+    from tpufeed.adapters.jax.kernel import run
+
+    def in_kernel(ops, values, parameters):
+        return np.asarray(jax.jit(lambda *given: run(ops, *given, interpret=True))(values, parameters))
+
+    apart = coded_apart(CODED[case], in_kernel)
+    assert apart.max() <= 6
+    assert apart.mean() < 0.3
 
 
 OUTSIDE = [

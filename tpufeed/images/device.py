@@ -7,16 +7,22 @@ In all formulas `x` is three planes, red, green and blue: float32 (batch, height
 to 255, as the host stores them between ops. `p[n]` is number n of the op, float32 (batch, 1, 1). A kernel runs the same
 formulas for an image at a time: its planes are (height, width), its numbers scalars. So formulas count axes from the
 last. An op has its own formulas in its file, and those of several ops are here.
+
+Images may also arrive as DCT coefficients. The inverse DCT is a product with a matrix on either side, as a window with
+its resizing is, so the weights of a window that comes first are multiplied with these matrices: nothing is decoded
+outside of the window.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import OptionError
+from tpufeed.images.coefficients import EXACT, Coefficients
 from tpufeed.images.protocols import Fill, Op, WindowOp
 
 Size: TypeAlias = tuple[int, int]  # (height, width)
@@ -33,7 +39,7 @@ class Arrays:
     levels: Callable[[Any], Any]  # whole numbers from 0 to 255 to uint8
     cast: Callable[[Any, Any], Any]  # to a dtype of the framework, or for None to its bfloat16
     count: Callable[[int, int, Any], Any]  # float32 0, 1 ... below a number, on axis -1 or -2 of two, where an array is
-    row: Callable[[Sequence[float], Any], Any]  # numbers as float32 (n,), on the device of an array
+    row: Callable[[Any, Any], Any]  # numbers, or a matrix of numpy, as float32 on the device of an array
     where: Callable[[Any, Any, Any], Any]  # of a condition, and two arrays or an array and a number
     minimum: Callable[[Any, Any], Any]  # of an array, and an array or a number
     maximum: Callable[[Any, Any], Any]
@@ -68,6 +74,7 @@ class Step:
             come next: axes of planes, and 1 for images that are mirrored along them.
         axis: the axis that the op mirrors, and does nothing else.
         mirrors: True if `apply` takes flips.
+        decodes: True if `apply` takes `Coded` images, too.
     """
 
     out_size: Size
@@ -76,6 +83,7 @@ class Step:
     apply: Callable[..., Planes]
     axis: int | None = None
     mirrors: bool = False
+    decodes: bool = False
 
 
 def plan(ops: Sequence[Op], size: Size) -> list[Step]:
@@ -101,9 +109,11 @@ class DeviceOps:
     Args:
         ops: run in this order.
         size: (height, width) of all images that reach the device.
+        coefficients: what images are coded by. None if they are pixels.
 
     Attributes:
         size: `size`.
+        coefficients: `coefficients`.
         out_size: (height, width) of the results.
         width: float32 numbers per image.
         most_pixels: pixels of the largest image between ops.
@@ -112,8 +122,8 @@ class DeviceOps:
         OptionError: an op cannot run on the device. The message names it.
     """
 
-    def __init__(self, ops: Sequence[Op], size: Size) -> None:
-        self._steps, self.size = plan(ops, size), size
+    def __init__(self, ops: Sequence[Op], size: Size, coefficients: Coefficients | None = None) -> None:
+        self._steps, self.size, self.coefficients = plan(ops, size), size, coefficients
         self.out_size = self._steps[-1].out_size if self._steps else size
         self.width = sum(step.width for step in self._steps)
         self.most_pixels = max(height * width for height, width in (size, *(step.out_size for step in self._steps)))
@@ -137,19 +147,24 @@ class DeviceOps:
         """Return the new images, uint8 (batch, *out_size, 3).
 
         Args:
-            images: uint8 (batch, *size, 3) of a framework, maybe traced.
+            images: uint8 (batch, *size, 3) of a framework, maybe traced. Or int8 (batch, *coefficients.shape).
             parameters: from `parameters`, as the framework's float32, where the images are and sharded as they are.
             arrays: the framework's functions.
         """
         if arrays.kernel is not None and self.width:
             return arrays.kernel(self, images, parameters)
-        planes = [arrays.floats(images[..., channel]) for channel in range(3)]
-        x = self.change(planes, [parameters[:, number, None, None] for number in range(self.width)], arrays)
+        if self.coefficients is None:
+            x: Planes = [arrays.floats(images[..., channel]) for channel in range(3)]
+        else:
+            x = coded(self.coefficients, images, arrays)
+        x = self.change(x, [parameters[:, number, None, None] for number in range(self.width)], arrays)
         return arrays.levels(arrays.stack(x))
 
     def change(self, x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
         """Return the new planes: see the module. A flip after a window becomes part of its weights."""
         waiting, start = list(self._steps), 0
+        if isinstance(x, Coded) and not (waiting and waiting[0].decodes):
+            x = weighted(x, None, None, None, arrays)
         while waiting:
             step = waiting.pop(0)
             own, flips = p[start : (start := start + step.width)], list[tuple[int, Any]]()
@@ -245,7 +260,7 @@ def window_step(
         # Either numbers, or arrays (batch, 1, 1): weights are equal for all images, or not.
         box: Any = fixed or p
         top, left, height, width = box
-        if cuts:
+        if cuts and not isinstance(x, Coded):
             return [plane[..., top : top + height, left : left + width] for plane in x]
         shrinks: Any = may_halve
         if shrinks and not fixed:
@@ -255,7 +270,7 @@ def window_step(
             new[axis] = new[axis] + flip * (out_size[axis] - 1 - 2 * new[axis])
         rows = weights(-2, new[-2], top, height, shrinks, arrays)
         columns = weights(-1, new[-1], left, width, shrinks, arrays)
-        return weighted(x, rows, columns, op.fill if reaches_beyond else 0, arrays)
+        return weighted(x, rows, columns, op.fill if reaches_beyond else None, arrays)
 
     def weights(axis: int, new: Any, start: Any, length: Any, shrinks: Any, arrays: Arrays) -> Any:
         """Return the weights of old pixels in new ones, for `weighted`: with a first axis if images differ."""
@@ -272,7 +287,7 @@ def window_step(
         area = covered / (stop - first)
         return area if shrinks is True else arrays.where(shrinks, area, linear(places, old, arrays))
 
-    return Step(out_size, 0 if fixed else 4, parameters, apply, mirrors=not cuts)
+    return Step(out_size, 0 if fixed else 4, parameters, apply, mirrors=not cuts, decodes=True)
 
 
 def linear(places: Any, old: Any, arrays: Arrays) -> Any:
@@ -280,16 +295,111 @@ def linear(places: Any, old: Any, arrays: Arrays) -> Any:
     return arrays.maximum(1 - abs(places - old), 0.0)
 
 
-def weighted(x: Planes, rows: Any, columns: Any, fill: Fill, arrays: Arrays) -> Planes:
-    """Return the sums of pixels by weights of rows (..., new, old) and of columns (..., old, new).
+def weighted(x: Planes, rows: Any, columns: Any, fill: Fill | None, arrays: Arrays) -> Planes:
+    """Return the sums of pixels by weights of rows (..., new, old) and of columns (..., old, new). None: all pixels.
 
-    If the weights of a new pixel have a sum below 1, the rest is `fill`: the host pads an image before it resizes.
+    If the weights of a new pixel have a sum below 1, the rest is `fill`: the host pads an image before it resizes. If
+    no sum is below 1, `fill` is None.
     """
-    sums = [arrays.product(arrays.product(rows, plane), columns) for plane in x]
-    if fill not in (0, (0, 0, 0)):
+    middle = 128.0 if isinstance(x, Coded) else 0.0
+    if isinstance(x, Coded):
+        sums = x.weighted(rows, columns, arrays)
+    else:
+        sums = [arrays.product(arrays.product(rows, plane), columns) for plane in x]
+    if fill is not None and color(fill) != (middle,) * 3:
         beyond = 1 - arrays.sum(rows, -1) * arrays.sum(columns, -2)
-        sums = [plane + beyond * level for plane, level in zip(sums, color(fill), strict=True)]
-    return [whole(plane, arrays) for plane in sums]
+        sums = [plane + beyond * (level - middle) for plane, level in zip(sums, color(fill), strict=True)]
+    return [whole(plane + middle if middle else plane, arrays) for plane in sums]
+
+
+class Coded(NamedTuple):
+    """Images as coefficients, instead of `x`. The first op that changes them decodes them.
+
+    Attributes:
+        values: as a batch holds them, int8 (batch, rows, width).
+        highs: high parts of each component's DC values, (batch, rows of blocks, columns of blocks).
+        matrices: those of `inverse`.
+        coefficients: what they are coded by.
+    """
+
+    values: Any
+    highs: Sequence[Any]
+    matrices: Sequence[Any]
+    coefficients: Coefficients
+
+    def weighted(self, rows: Any, columns: Any, arrays: Arrays) -> Planes:
+        """Return the sums of levels less 128 by weights: see the function of this name."""
+        product, step, sums = arrays.product, self.coefficients.step, list[Any]()
+        every, luma, chroma = arrays.floats(self.values), self.matrices[:5], self.matrices[5:]
+        bases = [
+            (left, right) if rows is None else (product(rows, left), product(right, columns))
+            for _, left, right, *_ in (luma, chroma)
+        ]
+        for number, (place, high) in enumerate(zip(component_places(self.coefficients), self.highs, strict=True)):
+            steps, _, _, down, across = chroma if number else luma
+            left, right = bases[number > 0]
+            coded = every[(..., *place)]
+            values = coded * step - (step - 1) * arrays.minimum(arrays.maximum(coded, -EXACT), EXACT)
+            values = (values + product(product(down, arrays.floats(high)), across)) * steps
+            sums.append(product(product(left, values), right))
+        if len(sums) == 1:
+            return sums * 3
+        y, cb, cr = sums
+        return [y + 1.402 * cr, y - 0.344136 * cb - 0.714136 * cr, y + 1.772 * cb]
+
+
+def coded(coefficients: Coefficients, images: Any, arrays: Arrays) -> Coded:
+    """Return images of coefficients, int8 (batch, *coefficients.shape) of a framework, as the first op takes them."""
+    batch, start, highs = images.shape[0], 0, list[Any]()
+    flat = arrays.reshape(images[:, coefficients.blocks * 64 // coefficients.size[1] :], (batch, -1))
+    for down, across in component_places(coefficients):
+        rows, columns = (down.stop - down.start) // 8, (across.stop - across.start) // 8
+        highs.append(arrays.reshape(flat[:, start : start + rows * columns], (batch, rows, columns)))
+        start += rows * columns
+    matrices = [arrays.row(matrix, images) for matrix in inverse(coefficients)]
+    return Coded(images, highs, matrices, coefficients)
+
+
+def component_places(coefficients: Coefficients) -> Sequence[tuple[slice, slice]]:
+    """Return which rows and columns of a batch's array each component has."""
+    height, width = coefficients.size
+    every, half = slice(0, width), width // 2
+    return {
+        "grey": [(slice(0, height), every)],
+        "444": [(slice(start, start + height), every) for start in (0, height, 2 * height)],
+        "420": [
+            (slice(0, height), every),
+            (slice(height, height * 3 // 2), slice(0, half)),
+            (slice(height, height * 3 // 2), slice(half, width)),
+        ],
+    }[coefficients.sampling]
+
+
+@cache
+def inverse(coefficients: Coefficients) -> Sequence[npt.NDArray[np.float32]]:
+    """Return the matrices that decode a component: five for luma, and five for chroma.
+
+    They are the quantization steps, the bases of rows and of columns, in chroma of "420" also upsampled as libjpeg does
+    ("fancy"), and what takes high parts of DC values to their places, on the left and on the right.
+    """
+    matrices = list[npt.NDArray[np.float64]]()
+    frequencies = np.arange(8)[:, None]
+    basis = np.cos(np.pi * frequencies * (2 * np.arange(8) + 1) / 16) * np.where(frequencies == 0, 0.125**0.5, 0.5)
+    for table, times in zip(coefficients.tables, (1, 2 if coefficients.sampling == "420" else 1), strict=True):
+        rows, columns = (side // times // 8 for side in coefficients.size)
+        left, right = (np.kron(np.eye(blocks), basis.T) for blocks in (rows, columns))
+        if times == 2:
+            left, right = (doubled(len(each)) @ each for each in (left, right))
+        down, across = (np.kron(np.eye(blocks), 128.0 * (frequencies == 0)) for blocks in (rows, columns))
+        matrices += [np.tile(np.reshape(table, (8, 8)), (rows, columns)), left, right.T, down, across.T / 128]
+    return [matrix.astype(np.float32) for matrix in matrices]
+
+
+def doubled(count: int) -> npt.NDArray[np.float64]:
+    """Return the weights of samples in twice as many, interpolated between."""
+    old = np.arange(count)
+    places = np.clip((np.arange(2 * count) + 0.5) / 2 - 0.5, 0, count - 1)[:, None]
+    return np.maximum(1 - abs(places - old), 0)
 
 
 def color(fill: Fill) -> tuple[float, ...]:

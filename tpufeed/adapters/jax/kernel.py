@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tpufeed.adapters.jax.arrays import ARRAYS
-from tpufeed.images.device import DeviceOps, Planes
+from tpufeed.images.device import Coded, DeviceOps, Planes, coded
 
 _shape: Any = jax.ShapeDtypeStruct  # without types
 # Of the largest image between ops. Larger ones take the compiler minutes, as it unrolls planes.
@@ -117,26 +117,40 @@ def run(ops: DeviceOps, images: Any, parameters: Any, *, interpret: bool = False
     if ops.most_pixels > _MOST_PIXELS:
         return ops.apply(images, parameters, ARRAYS)
     batch, width = parameters.shape
+    coefficients, floats = ops.coefficients, _IN_KERNEL.floats
+    if coefficients is None:
+        own, common = [jnp.transpose(images.reshape(batch, *ops.size, 3), (0, 3, 1, 2))], list[Any]()
+    else:
+        given = coded(coefficients, images, ARRAYS)
+        own, common = [given.values, *given.highs], [*given.matrices]
 
-    def change(p_ref: Any, x_ref: Any, out_ref: Any) -> None:
-        x = [_IN_KERNEL.floats(x_ref[0, channel]) for channel in range(3)]
+    def change(p_ref: Any, *refs: Any) -> None:
+        refs, out_ref = refs[:-1], refs[-1]
+        if coefficients is None:
+            x: Planes = [floats(refs[0][0, channel]) for channel in range(3)]
+        else:
+            values, *highs = (floats(ref[0]) for ref in refs[: len(own)])
+            x = Coded(values, highs, [ref[:] for ref in refs[len(own) :]], coefficients)
         for channel, plane in enumerate(ops.change(x, _Numbers(p_ref, range(width)), _IN_KERNEL)):
             out_ref[0, channel] = _IN_KERNEL.levels(plane)
 
-    moved = 3 * (math.prod(ops.size) + math.prod(ops.out_size))
-    planes = jnp.transpose(images.reshape(batch, *ops.size, 3), (0, 3, 1, 2))
+    moved = math.prod(own[0].shape[1:]) + 3 * math.prod(ops.out_size)
     made = pl.pallas_call(
         change,
         grid=(batch,),
         in_specs=[
             pl.BlockSpec((1, 1, width), lambda number: (number, 0, 0), memory_space=pltpu.SMEM),
-            pl.BlockSpec((1, 3, *ops.size), lambda number: (number, 0, 0, 0)),
+            *(
+                pl.BlockSpec((1, *each.shape[1:]), lambda number, axes=each.ndim - 1: (number, *[0] * axes))
+                for each in own
+            ),
+            *(pl.BlockSpec(each.shape, lambda _number: (0, 0)) for each in common),
         ],
         out_specs=pl.BlockSpec((1, 3, *ops.out_size), lambda number: (number, 0, 0, 0)),
         out_shape=_shape((batch, 3, *ops.out_size), jnp.uint8),
         cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=batch * moved),
         interpret=interpret,
-    )(parameters[:, None], planes)
+    )(parameters[:, None], *own, *common)
     return jnp.transpose(made, (0, 2, 3, 1))
 
 
