@@ -342,7 +342,7 @@ def test_crops_of_noise_differ_most(quality):
 
 @pytest.mark.all
 @pytest.mark.uses("jax")
-@pytest.mark.parametrize("case", ["crop", "mirrored first"])
+@pytest.mark.parametrize("case", ["crop", "cut"])
 def test_a_kernel_decodes_coefficients(case):
     from tpufeed.adapters.jax.kernel import run
 

@@ -151,7 +151,7 @@ class DeviceOps:
             parameters: from `parameters`, as the framework's float32, where the images are and sharded as they are.
             arrays: the framework's functions.
         """
-        if arrays.kernel is not None and self.width:
+        if arrays.kernel is not None and (self.width or self.coefficients is not None):
             return arrays.kernel(self, images, parameters)
         if self.coefficients is None:
             x: Planes = [arrays.floats(images[..., channel]) for channel in range(3)]

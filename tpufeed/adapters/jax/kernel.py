@@ -116,6 +116,8 @@ def run(ops: DeviceOps, images: Any, parameters: Any, *, interpret: bool = False
     """Return what `DeviceOps.apply` does. A kernel with larger images would not fit."""
     if ops.most_pixels > _MOST_PIXELS:
         return ops.apply(images, parameters, ARRAYS)
+    if not ops.width:  # a kernel takes no empty array
+        parameters = jnp.zeros((len(images), 1), jnp.float32)
     batch, width = parameters.shape
     coefficients, floats = ops.coefficients, _IN_KERNEL.floats
     if coefficients is None:
