@@ -116,11 +116,13 @@ class Builds(RuleBasedStateMachine):
             "presize_mode": draw.choice(["short", "long", "fit"]),
             "classes": None,
         }
+        if splits and kind in ("csv", "grouped"):
+            self.options["split_with"] = draw.choice([None, "text"])
         if kind in ("folder", "csv"):
             self.options["classes"] = draw.choice([None, None, list(self.sources[0].classes)])
             self.options["names"] = draw.choice(["tpufeed", "tpufeed", "kaggle"])
         self.redraw()
-        self.split_of = {}  # by path
+        self.split_of = {}  # by path, or by what is held together
         self.standing, self.warmed, self.is_stale = {}, {}, False
         self.say(f"{kind}, {sorted(traits)}, {handled}, {self.options}, rows {len(self.sources[0].rows)}")
         self.shard(("calm",), overwrite=False)
@@ -211,8 +213,9 @@ class Builds(RuleBasedStateMachine):
             assert self.options["splits"] or self.splits_itself or name == "train"
             for sample in samples:
                 assert not self.splits_itself or name == own_split(sample.path), f"{sample.path} is in {name}"
-                there = self.split_of.setdefault(sample.path, name)
-                assert there == name, f"{sample.path} was in {there} and is in {name} now"
+                held = dict(sample.columns)["text"] if self.options.get("split_with") else sample.path
+                there = self.split_of.setdefault(held, name)
+                assert there == name, f"{held} was in {there} and is in {name} now"
 
     @staticmethod
     def rejects_of(folder):
@@ -344,7 +347,7 @@ class Builds(RuleBasedStateMachine):
             else:
                 source = next(each for each in self.sources if str(each.url) == part["source"])
                 rejects = self.rejects_of(self.dataset / part["folder"])
-                self.check_taken(base, version, source, self.handling, rejects)
+                self.check_taken(base, version, source, rejects)
             self.standing[number] = version
         if new:
             self.look()
@@ -476,8 +479,8 @@ class Builds(RuleBasedStateMachine):
         self.say(f"append {first} beside {other}")
         source = self.sources[first]
         makers = [
-            partial(self.append_work, source, None),
-            {"append": partial(self.append_work, self.sources[1 - first], None)}.get(other)
+            partial(self.append_work, source),
+            {"append": partial(self.append_work, self.sources[1 - first])}.get(other)
             or (self.compact_work if other == "compact" else lambda: lambda: tpufeed.prune(self.dataset).kept),
         ]
         COUNTS["twin runs"] += 1
@@ -494,8 +497,8 @@ class Builds(RuleBasedStateMachine):
             self.between(may_lack)
             outcomes = [run(self.temporary, (lambda: None, make()))[0] for make in makers]
         if other == "append":
-            self.after_append(self.sources[1 - first], outcomes[1:], self.handling)
-        self.after_append(source, outcomes[:1], self.handling)
+            self.after_append(self.sources[1 - first], outcomes[1:])
+        self.after_append(source, outcomes[:1])
 
     @rule(mode=MODES, flips=st.booleans())
     def warm(self, mode, flips):

@@ -48,12 +48,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     photos = sorted((folder / "photos").glob("*/*.jpg"))
     with (folder / "flowers.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["path", "species", "subset", "height_cm", "note"])
+        writer.writerow(["path", "species", "subset", "height_cm", "plant", "note"])
         for number, photo in enumerate(photos):
             subset = "val" if number % 6 == 0 else "train"
-            writer.writerow(
-                [photo.relative_to(folder), photo.parent.name, subset, number / 2, "" if number % 2 else "x"]
-            )
+            plant, note = number // 3, "" if number % 2 else "x"
+            writer.writerow([photo.relative_to(folder), photo.parent.name, subset, number / 2, plant, note])
     for number, photo in enumerate(photos):
         target = folder / "splits" / ("val" if number % 6 == 0 else "train") / photo.parent.name / photo.name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ def shard_command(
     beam: flags.BeamArguments = None,
     splits: Annotated[str | None, flags.in_source(metavar="NAME=SHARE,...")] = None,
     split_by: flags.SplitBy = None,
+    split_with: Annotated[str | None, flags.in_source(metavar="COLUMN,...")] = None,
     image: flags.Image = None,
     label: flags.Label = None,
     label_separator: Annotated[str | None, flags.in_source(metavar="TEXT")] = None,

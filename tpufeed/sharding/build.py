@@ -27,6 +27,7 @@ def shard(  # noqa: PLR0913  # the public face
     *,
     splits: str | Mapping[str, float] | None = None,
     split_by: str | None = None,
+    split_with: str | None = None,
     image: str | None = None,
     label: str = "auto",
     label_separator: str | None = None,
@@ -68,6 +69,9 @@ def shard(  # noqa: PLR0913  # the public face
         splits: the share of each split, like "train=0.9,val=0.1", dealt by a stable hash of each path. Default: folders
             called train, val and so on are the splits, without them everything is train.
         split_by: "folder" for the folders right below the source, or the table column that holds the split.
+        split_with: the column, or columns like "hospital,patient", whose equal values stay in one split, or "folder"
+            for the images of each folder. `splits` are dealt by a stable hash of these values. If the source has splits
+            itself, they are checked.
         image: the table column that holds paths, names or images, or the place of the images whose names it holds:
             "train_images", "train_images/{}.jpg" or "train_images/{image_id}.jpg"; the extension of the images in tars;
             or the folder that COCO's file names are relative to, like "train=DIR,val=DIR" for several splits.

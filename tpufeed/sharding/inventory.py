@@ -10,7 +10,7 @@ import logging
 import shlex
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -38,13 +38,14 @@ from tpufeed.sources.columns import ColumnTypes, as_text, encode_values, long_as
 from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sources.kinds import find_source
 from tpufeed.sources.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import ShardOptions, names_in
 from tpufeed.sources.outlines import MOST_VALUES
 from tpufeed.sources.paths import file_of_row, identity_of
 from tpufeed.sources.source import Contents, Found, Source, read_size, size_columns
-from tpufeed.sources.table import box_flags
+from tpufeed.sources.table import box_flags, group_of
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
+from tpufeed.text import format_percent, format_value
 
 _logger = logging.getLogger(__name__)
 _AT_ONCE = 4096
@@ -55,7 +56,7 @@ _FILE = "CASE file WHEN '' THEN path ELSE identity_of(file) END"
 # An item, and what the queries sort and choose by.
 _COLUMNS = (
     "key BLOB, split TEXT, extra INT, size INT, path, bytes, version, label, file, offset, rest, labels, reason, "
-    "is_estimate INT, item BLOB"
+    "is_estimate INT, held TEXT, item BLOB"
 )
 
 
@@ -120,8 +121,8 @@ class Inventory:
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, options.boxes.columns or ())
         has_boxes = contents.boxes is not None or contents.keypoints is not None
+        held_by, first_box = names_in(options.split_with), ""
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
-        first_box = ""
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items, base = source.iter_items(found), self.base if source.spells_files else None
         if options.label_separator is not None:
@@ -142,8 +143,8 @@ class Inventory:
                     boxes = (learnt.values or {}).get(contents.boxes)
                     first_box = f"{boxes[0]} in {learnt.path}" if boxes else ""
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
-                lines.append(to_line(learnt, options.seed, shares, base))
-            self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 15)})", lines)
+                lines.append(to_line(learnt, options.seed, shares, base, _group_of(item, held_by)))
+            self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 16)})", lines)
             if source.splits:
                 splits.update(str(item.split) for item in chunk)
                 if len(splits) > _MOST_SPLITS:
@@ -159,8 +160,10 @@ class Inventory:
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         self._find_features(labels, taken, list_lengths, types, contents, source.labels_are_names)
         columns = [spec.name for spec in self.schema]
+        groups, said_of_groups = self._look_at_groups(shares) if held_by else ("", ())
         warnings = (
             *found.notes,
+            *said_of_groups,
             *source.iter_warnings(found, self.classes.names if self.labelled else None, columns),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
             *types.iter_warnings(),
@@ -173,17 +176,19 @@ class Inventory:
             self.growth.skip_rejected(self.identify, self.classes.names, options.to_dict())
         listed_twice = self._look_at_each(source.spells_files)
         said = tuple(self._iter_repeats(contents.boxes, source)) if source.spells_files and listed_twice else ()
-        said = said or tuple(self._iter_plain_boxes(source))
         self.listed = msgspec.structs.replace(
-            self._understand(source, contents, labels),
+            self._understand(source, contents, labels, groups),
             first_box=first_box,
             ignored_files=dict(found.ignored_files),
             listed_twice=listed_twice,
-            warnings=(*warnings, *said),
+            warnings=(*warnings, *(said or self._iter_plain_boxes(source))),
         )
 
-    def _understand(self, source: Source, contents: Contents, labels: Counter[Label]) -> Listed:
-        """Return what the source is taken for. `labels` has the number of samples of each label."""
+    def _understand(self, source: Source, contents: Contents, labels: Counter[Label], groups: str) -> Listed:
+        """Return what the source is taken for. `labels` has the number of samples of each label.
+
+        `groups` says what the splits have of each.
+        """
         options, names, listed = self.options, self.classes.names, self.listed_classes
         ids = ", in the order of --classes" if options.classes is not None else ""
         is_fixed = contents.class_names is not None or source.labels_are_names
@@ -195,19 +200,56 @@ class Inventory:
             counts[number] += labels[label]
         dealt = "not in the source: all samples are train"
         if options.split_shares is not None:
-            dealt = "shares, by a hash of each image's path"
+            hashed = options.split_with or "each image's path"
+            dealt = f"shares, by a hash of {hashed}"
         return Listed(
             kind=source.what,
             why=source.why,
             labels=source.labels_from + ids + several if self.labelled else "",
             classes={listed.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]},
             class_count=len(listed.names),
-            splits=source.splits_from if source.splits else dealt,
+            splits=(source.splits_from if source.splits else dealt) + groups,
             columns=further_columns(self.features),
             boxes=contents.boxes or "",
             box_format=contents.box_format or FORMATS[0],
             images_from=mask_secrets(url_identity(source.images_from)),
         )
+
+    def _look_at_groups(self, shares: dict[str, float] | None) -> tuple[str, list[str]]:
+        """Return what splits have of images and of groups, and warnings.
+
+        Raises SourceError if the source has a group in two splits.
+        """
+        what, warnings = self.options.split_with, list[str]()
+        least = "SELECT held, MIN(split), MAX(split) FROM inputs GROUP BY held HAVING MIN(split) < MAX(split) LIMIT 1"
+        for held, *splits in self.query(least):
+            where = "SELECT MIN(path) FROM inputs WHERE held = ? AND split = ?"
+            first, second = (f"{split} ({self.query(where, (held, split)).fetchone()[0]})" for split in splits)
+            raise SourceError(
+                f"{what} {format_value(held)} is in the splits {first} and {second}. Correct the source, or deal the "
+                "splits anew: --splits train=0.8,val=0.2"
+            )
+        each = self.query("SELECT split, COUNT(*), COUNT(DISTINCT held) FROM inputs GROUP BY split")
+        counts = {split: (images, groups) for split, images, groups in each}
+        total = sum(images for images, _ in counts.values())
+        if shares is not None and self.standing is None:
+            largest = "SELECT held, COUNT(*) AS most FROM inputs GROUP BY held ORDER BY most DESC LIMIT 1"
+            held, most = self.query(largest).fetchone()
+            small = min(shares, key=lambda name: shares[name])
+            if most > shares[small] * total:
+                warnings.append(
+                    f"{what} {format_value(held)} has {most:,} of {total:,} images, more than the share of {small}. "
+                    "They stay in one split. For other shares give a column of splits: --split-by COLUMN"
+                )
+            warnings += [
+                f"the split {name} has no images, as few groups are dealt by a hash. Give it a larger share, or a "
+                "column of splits: --split-by COLUMN"
+                for name in shares
+                if name not in counts
+            ]
+        images = ", ".join(f"{name} {format_percent(100 * count / total)}" for name, (count, _) in counts.items())
+        groups = " and ".join(f"{count:,}" for _, count in counts.values())
+        return f": {images} of images; {groups} values of {what}", warnings
 
     def _count_left(self, types: ColumnTypes, list_lengths: set[int]) -> Counter[Label]:
         """Return the labels of the rows that are left, and let them alone decide the types of columns."""
@@ -503,10 +545,25 @@ def format_identity(item: Item, base: str = "") -> str:
     return line if item.pixels is None else f"{line}\0{item.pixels}"
 
 
-def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | None) -> tuple[Any, ...]:
+def _group_of(item: Item, columns: Sequence[str]) -> str | None:
+    """Return the group of an item that lies in one split. A reject may be alone. Raises SourceError, naming it."""
+    if not columns:
+        return None
+    try:
+        return group_of(columns, item.values or {}, item.path)
+    except SourceError as error:
+        if item.problem is not None:
+            return item.path
+        raise SourceError(f"{item.path} {error}") from None
+
+
+def to_line(
+    item: Item, seed: int, shares: dict[str, float] | None, base: str | None, held: str | None = None
+) -> tuple[Any, ...]:
     """Return a line of the database, with the encoded item at its end. Raises SourceError if a text is not UTF-8.
 
     `shares` are None if items have splits. With the `base` of a table its rows are dealt to splits by their files.
+    Items of one group `held` lie in one split.
     """
     try:
         path_bytes = len(item.path.encode())
@@ -534,7 +591,8 @@ def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | 
     elif len(shares) == 1:
         (split,) = shares
     else:
-        split = split_of(item.path if base is None or not item.file else identity_of(base, item.file), shares)
+        path = item.path if base is None or not item.file else identity_of(base, item.file)
+        split = split_of(path if held is None else held, shares)
     return (
         # An external sort of ten million names by this digest gives the same order.
         hashlib.blake2b(f"{seed}\0{item.group or item.path}".encode(), digest_size=16, person=b"order").digest(),
@@ -551,6 +609,7 @@ def to_line(item: Item, seed: int, shares: dict[str, float] | None, base: str | 
         labels,
         reason,
         item.row is not None,
+        held,
         encoded,
     )
 

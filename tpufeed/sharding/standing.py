@@ -35,7 +35,7 @@ _SAY_SECONDS = 10.0  # between progress lines
 _IS_UNCHANGED = "(known.version = inputs.version AND inputs.version != '')"  # some servers give no version
 
 _NO_FATE = frozenset({  # options that do not decide whether an image is taken
-    "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "seed",
+    "append_to", "base_digest", "shard_bytes", "shards", "hosts", "split", "split_by", "split_with", "seed",
     "names", "image", "label", "classes", "keeps_classes", "flip_pairs",
 })  # fmt: skip
 

@@ -74,6 +74,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
             )
         import_pycocotools()
     source = kind(place, options)
+    if options.split_with is not None and not source.splits and options.split_shares is None:
+        raise OptionError("split_with is for several splits. Deal them by shares: --splits train=0.8,val=0.2")
     source.why = place.why if options.group_by is None else f"--group-by {options.group_by}"
     return source
 

@@ -113,6 +113,7 @@ class ShardOptions:
 
     splits: str | Mapping[str, float] | None = None
     split_by: str | None = field(default=None, metadata=_READING)
+    split_with: str | None = None
     image: str | None = field(default=None, metadata=_READING)
     label: str = field(default="auto", metadata=_READING)
     label_separator: str | None = field(default=None, metadata=_READING)
@@ -256,6 +257,11 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
     if abs(sum(shares.values()) - 1) > 1e-6:
         raise OptionError(f"the shares of the splits add up to {sum(shares.values()):g}, not 1: {shares}; {_FORM}")
     return shares
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """Return the columns of "hospital,patient", in their order."""
+    return tuple(filter(None, map(str.strip, (text or "").split(","))))
 
 
 def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:

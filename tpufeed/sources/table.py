@@ -21,13 +21,13 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import BOX_NAMES, name_boxes
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
 from tpufeed.sources.inputs import Files, is_web
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import ShardOptions, names_in
 from tpufeed.sources.paths import IMAGE_SUFFIXES, identity_of, is_hidden, is_image_name, resolve, stem_of
 from tpufeed.sources.row_groups import parquet_errors
 from tpufeed.sources.source import Found, Place, Source, listing
 from tpufeed.storage.reading import open_compared, open_object
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, open_store
-from tpufeed.text import format_names
+from tpufeed.text import format_names, format_value
 
 IMAGE_COLUMNS = ("path", "image", "file", "filename", "filepath", "file_name", "image_path", "url")
 _ID_COLUMNS = ("image_id", "imageid", "img_id", "image_name", "id", "name")  # of names, if `image` tells their place
@@ -47,6 +47,7 @@ _MOST_FOLDERS = 100  # to search for the images
 _MOST_LISTED = 10**6  # files there, if images are in several folders
 _MOST_FIELDS = 64  # of a column of objects. With more its keys are taken for data
 _MOST_LEVELS = 8
+FOLDER = "folder"  # that an image lies in, as what splits or holds together
 
 Record = Mapping[str, Any]
 Change: TypeAlias = Callable[[Record], Record]
@@ -103,6 +104,12 @@ class TableColumns:
         further = (self.find(f"image column {picture.name}", picture.column) for picture in options.pictures)
         self.files = [image, *further]  # all columns of paths, the image's first
         self._taken = {*self.files, self.label, self.split}
+        self._split_with = [name for name in names_in(options.split_with) if name != FOLDER]
+        for name in self._split_with:
+            if self.find("groups of its splits", name) in self._taken:
+                raise OptionError(
+                    f"{where}: --split-with {name} is its column of paths, labels or splits. Name another"
+                )
 
     def iter_items(self, rows: Iterable[Row], files: Files) -> Iterator[Item]:
         """Yield the items of some rows, after looking up their files. Raises SourceError."""
@@ -112,6 +119,7 @@ class TableColumns:
             try:
                 label = None if self.label is None else to_label(record.get(self.label))
                 split = self._find_split(record, base, path, ref)
+                group_of(self._split_with, record, "")
             except (SourceError, OptionError) as error:
                 raise type(error)(f"{self._where}, row {number}: {error}") from None
             others = {name: value for name, value in record.items() if name not in self._taken}
@@ -390,6 +398,24 @@ def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None
 
 def _to_path(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value  # as some Parquet writers store it
+
+
+def group_of(names: Iterable[str], values: Record, path: str) -> str:
+    """Return what the samples of one group have in common: the values of these columns, or the folder of the path.
+
+    Raises SourceError if there is not one value in each.
+    """
+    texts = list[str]()
+    for name in names:
+        value = values.get(name, (posixpath.dirname(path) or ".") if name == FOLDER else None)
+        if is_missing(value) or isinstance(value, list | tuple | dict):
+            has = "nothing" if value is None else format_value(value)
+            columns = f", and has the columns {format_names(list(values))}" if values and name not in values else ""
+            raise SourceError(
+                f"has {has} in the column {name!r}{columns}. A group has one value: fill it in, or leave the sample out"
+            )
+        texts.append(re.sub(r"(?<=[0-9])\.0$", "", text_of(value)))  # pandas writes 7 as 7.0 beside a missing value
+    return ", ".join(texts)
 
 
 def text_of(value: Any) -> str:
