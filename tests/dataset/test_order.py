@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.dataset.lanes import lane_parts
 from tpufeed.dataset import order as order_module
-from tpufeed.dataset.order import EpochOrder, Share, World, default_lanes, reverse_digits
+from tpufeed.dataset.order import EpochOrder, Repeats, Share, World, default_lanes, reverse_digits
 from tpufeed.errors import OptionError
 
 shard_sizes = st.lists(st.integers(0, 40), max_size=12)
@@ -376,3 +376,29 @@ def test_each_permutation_is_made_once_an_epoch(monkeypatch, batch):
     for first in range(0, order.records, batch):
         order.places_at(np.arange(first, min(first + batch, order.records)))
     assert len(made) == sum(len(lane_parts(order, lane)) for lane in range(8))
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.1, 1.0, 3.0, 1e-9, 1e12]), max_size=9), min_size=1, max_size=5).filter(any),
+    seeds,
+    st.integers(0, 2**40),
+)
+def test_samples_repeat_by_their_weights(shards, seed, epoch):
+    weights = np.array([weight for shard in shards for weight in shard])
+    repeats = Repeats(weights, np.cumsum([0, *map(len, shards)]))
+    samples, before = repeats.find(seed, np.full(len(weights), epoch), np.arange(len(weights)))
+    counts = np.bincount(samples, minlength=len(weights))
+    exact = weights / weights.sum() * len(weights)
+    assert (np.abs(counts - exact) < 1 + 1e-6).all()
+    assert (np.diff(samples) >= 0).all()
+    assert before.tolist() == [place for count in counts for place in range(count)]
+    edges = np.cumsum([0, *map(len, shards)])
+    assert repeats.shard_records(seed, epoch) == [counts[a:b].sum() for a, b in itertools.pairwise(edges)]
+
+
+def test_equal_weights_give_each_sample_once_and_shares_hold_over_epochs():
+    once, epochs = Repeats(np.full(7, 0.3), np.array([0, 7])), range(200)
+    assert all(once.find(9, np.full(7, each), np.arange(7))[0].tolist() == [*range(7)] for each in epochs)
+    odd = Repeats(np.array([1.0, 2.0, 4.0]), np.array([0, 3]))
+    drawn = np.concatenate([odd.find(9, np.full(3, each), np.arange(3))[0] for each in range(700)])
+    assert np.abs(np.bincount(drawn) - [300, 600, 1200]).max() <= 1

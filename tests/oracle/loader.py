@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.oracle.ops import DRAWS, Moved, decoded, draws, halves, mixed
-from tests.oracle.order import MixtureLane, epoch_lanes, source_seed, whole_shares, words
+from tests.oracle.order import MixtureLane, epoch_lanes, repeats, source_seed, whole_shares, words
 from tests.oracle.records import Stored
 
 SHORT = {
@@ -40,6 +40,7 @@ class Version:
         live: the ops that a cache leaves to loaders.
         kept: by split the ids of the samples of a view; all of a split that is not named.
         classes: ids of the classes of a view that renumbers them.
+        weights: how often its samples come: sample i has weights[i mod their number]. () if each comes once.
     """
 
     url: str
@@ -51,6 +52,7 @@ class Version:
     grown: bool = False
     kept: dict[str, list[int]] = field(default_factory=dict)
     classes: list[int] | None = None
+    weights: tuple[float, ...] = ()
 
     def counts(self, split):
         """The samples in each shard."""
@@ -146,6 +148,7 @@ class Mixed:
     seed: int | None = None
     classes: str = "by_name"
     reweight: bool = False
+    of_samples: tuple[float, ...] = ()  # of the one dataset, see `Version.weights`
 
 
 class Reference:
@@ -442,12 +445,33 @@ class Reference:
             passes = self.passes(self.trained[of_training][2])
         version = self.versions[source]
         counts = version.counts(split)
+        if version.weights:
+            return self.repeated(source, epoch, seed, number, passes)
         line = epoch_lanes(counts * passes, seed, epoch, lanes, options.shuffle)
         shard, record = line[number % lanes][number // lanes]
         again, shard = divmod(shard, len(counts))
         epoch = epoch * passes + again
         record = version.ids(split)[sum(counts[:shard]) + record] - sum(version.stored.counts[split, 0][:shard])
         return source, epoch, seed, epoch % version.stored.variants(split), shard, record
+
+    def repeated(self, source, epoch, seed, number, passes):
+        """The same of a dataset whose samples have weights."""
+        split, version, drawn = self.options.split, self.versions[source], []
+        ids, stored = version.ids(split), version.stored.counts[split, 0]
+        weights = tuple(version.weights[each % len(version.weights)] for each in ids)
+        for again in range(epoch * passes, (epoch + 1) * passes):  # each shard's samples, as often as they come
+            times = dict(zip(ids, repeats(weights, seed, again), strict=True))
+            first = 0
+            for shard, count in enumerate(stored):
+                own = range(first, first + count)
+                drawn.append([(again, shard, each, copy) for each in own for copy in range(times.get(each, 0))])
+                first += count
+        line = epoch_lanes(tuple(map(len, drawn)), seed, epoch, self.lanes, self.options.shuffle)
+        place, at = line[number % self.lanes][number // self.lanes]
+        epoch, shard, sample, copy = drawn[place][at]
+        variants = version.stored.variants(split)
+        later = epoch + copy % ((1 << 20) // variants) * variants * (1 << 20)
+        return source, later, seed, epoch % variants, shard, sample - sum(stored[:shard])
 
     def columns_of(self, places, bad):
         rows, good = [], []

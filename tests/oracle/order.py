@@ -4,6 +4,7 @@ import hashlib
 import math
 from bisect import bisect_right
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 WORD = 1 << 64
 SHARES = 1 << 40
@@ -77,6 +78,16 @@ def epoch_lanes(counts, seed, epoch, lanes, shuffle):
             found[lane] += [(shard, (turns[shard] + first + place) % counts[shard]) for place in order]
             start = end
     return found
+
+
+@lru_cache(maxsize=256)
+def repeats(weights, seed, epoch):
+    """How often each sample comes in an epoch."""
+    unit, whole = 1 << 31, len(weights) << 31
+    sums = list(accumulate(weight / max(weights) for weight in weights))
+    ends = [0, *(min(int(each * (whole / sums[-1])), whole) for each in sums[:-1]), whole]
+    shift = (words(1, (seed, -4))[0] + epoch * 1327217885) % unit
+    return [(stop + shift) // unit - (start + shift) // unit for start, stop in pairwise(ends)]
 
 
 def source_seed(seed, root):

@@ -44,6 +44,7 @@ DEVICE_OPS = (
 )
 MIXING = ((MixUp(),), (CutMix(),), (CutMix(2.0),), (MixUp(0.5, p=0.5), CutMix()))
 CROPPED = {"crops", "grown-crops", "lists-crops"}  # caches of random crops, which no device crops again
+WEIGHTS = ((1.0,), (0.5, 2.0, 0.0, 7.0), (1e-3, 1.0, 3e3), (0.0, 0.0, 0.7))  # of samples
 SEEDS = (0, 1, 7, -3, 1 << 40, (1 << 64) + 5)
 
 
@@ -75,9 +76,16 @@ class Spec:
         versions = []
         for name, number, grown, ways in zip(self.names, self.numbers, self.grown, self.views, strict=True):
             version = replace(pool[name].versions[number - 1], grown=grown)
-            if ways:  # its digests and its name are only names here
+            weights = () if self.mixed is None else self.mixed.of_samples
+            if ways or weights:  # its digests and its name are only names here
                 view = selected(tpufeed.open_dataset(version.url, number), ways)
                 kept, classes = kept_by(version.stored, ways)
+                split = self.options.split
+                if weights:
+                    (view,) = self.weighted(view).weights
+                    records = range(sum(version.stored.counts[split, 0]))
+                    empty = {each: [] for each in version.stored.manifest["splits"]}
+                    kept = empty | {split: [i for i in kept.get(split, records) if weights[i % len(weights)]]}
                 version = replace(
                     version,
                     digest=view.content_digest,
@@ -85,6 +93,7 @@ class Spec:
                     url=view.label,
                     kept=kept,
                     classes=classes,
+                    weights=weights,
                 )
             versions.append(version)
         return Reference(versions, replace(self.options), self.size, self.mixed)
@@ -101,6 +110,8 @@ class Spec:
         if self.mixed is None:
             return opened[0]
         given = self.mixed
+        if given.of_samples:
+            return self.weighted(opened[0])
         return tpufeed.Mixture(
             dict(zip(opened, given.weights.values(), strict=True)),
             stop=given.stop,
@@ -108,6 +119,12 @@ class Spec:
             classes=given.classes,
             reweight=given.reweight,
         )
+
+    def weighted(self, dataset):
+        given, split = self.mixed, self.options.split
+        dataset = tpufeed.open_dataset(dataset) if isinstance(dataset, str) else dataset
+        weights = np.resize(given.of_samples, dataset.manifest.splits[split].records)
+        return tpufeed.Mixture.by_weight(dataset, weights, split=split, seed=given.seed, reweight=given.reweight)
 
     def open(self, pool):
         """The feeds of all ranks."""
@@ -393,6 +410,8 @@ def _draw_spec(draw, pool, feeds):
         ]
         views = [way for way in views if kept_by(pool[names[0]].versions[0].stored, way)[0]["train"]]
         names = names[:1] * len(views)
+    by_weight = mixed and not by_class and pick(False, False, True)
+    names = names[:1] if by_weight else names
     numbers = [draw(st.integers(1, len(pool[name].versions))) for name in names]
     splits = set.intersection(*(set(pool[name].splits) for name in names))
     split = pick(*sorted(splits)) if not mixed else "train"
@@ -434,7 +453,17 @@ def _draw_spec(draw, pool, feeds):
         feed = "numpy"
     if not by_class:
         views = [draw_view(pool[name], split, pick) for name in names]
+    if by_weight:
+        weigh_samples(mixture, options, kept_by(pool[names[0]].versions[0].stored, views[0])[0], pick)
     return Spec(names, numbers, [False] * len(names), views, options, mixture, size, feed, pick(*[0] * 40, 2))
+
+
+def weigh_samples(mixture, options, kept, pick):
+    """Weights of the samples of one dataset, instead of those of datasets."""
+    mixture.stop, mixture.classes, mixture.weights, options.repeat = "total", "by_name", {0: 1.0}, False
+    mixture.of_samples = pick(*WEIGHTS)
+    if not any(mixture.of_samples[each % len(mixture.of_samples)] for each in kept.get(options.split, range(9))):
+        mixture.of_samples = WEIGHTS[0]
 
 
 def draw_view(made, split, pick):
@@ -738,6 +767,12 @@ class Walk:
 
     def reweight(self):
         """Other weights, other sources, another order of them."""
+        if self.spec.mixed.of_samples:
+            mixed = replace(self.spec.mixed, of_samples=self.pick(*WEIGHTS[:3]), reweight=self.pick(True, True, False))
+            kept = self.spec.reference(self.pool).versions[0].kept
+            if any(mixed.of_samples[each % len(mixed.of_samples)] for each in kept[self.spec.options.split]):
+                self.continue_(replace(self.spec, mixed=mixed))
+            return
         family = {"lists": ("lists", "lists2"), "tags": ("tags", "tags2")}.get(
             self.spec.names[0][:5].rstrip("2")[:5], PLAIN
         )

@@ -124,6 +124,7 @@ def test_mixtures_and_views(cache_url):
     check(partial(tpufeed.Mixture, {cache_url: 1}), shared)
     check(lambda weights: tpufeed.Mixture(weights).open("train"), {})
     check(tpufeed.Mixture.by_class, shared, dataset=dataset)
+    check(partial(tpufeed.Mixture.by_weight, weights="label"), shared, dataset=dataset)
     check(lambda weight: tpufeed.Mixture({cache_url: weight}), {"weight": {"half", "float32"} | WHOLE})
     ids = {"[4,1]", "array", "pair"}
     check(dataset.select, {"classes": ids - {"[4,1]"}, "samples": ids, "drop": ids}, split="train")

@@ -425,7 +425,7 @@ def test_classes_that_cannot_be_mixed_are_named(dataset, urls):
         Mixture.by_class(dataset, {"ant": 1, "bee": 0})
     with pytest.raises(OptionError, match="split 'val'"):
         Mixture.by_class(dataset, split="val")
-    with pytest.raises(OptionError, match="by_class split='val'"):
+    with pytest.raises(OptionError, match="split='val'"):
         tpufeed.Loader(Mixture.by_class(dataset), "val")
 
 
@@ -441,6 +441,113 @@ def test_a_grown_mixture_of_classes_continues(urls, dataset):
     with make(Mixture.by_class(grown, "sqrt", reweight=True), columns=["sample", "label"], lanes=16) as loader:
         loader.load_state_dict(state)
         assert len(list(loader)) == (8 * 16 - 96) // 8, "the rest of an epoch that is longer now"
+
+
+# Weights of samples
+
+
+def weigh(dataset, hard=(0, 7, 60), weight=9.0):
+    """Most samples weigh 1, the samples of a list more, and one nothing."""
+    weights = np.ones(dataset.split("train").records)
+    weights[[*hard]], weights[3] = weight, 0
+    return weights
+
+
+def test_samples_come_as_often_as_their_weights_say_each_time_otherwise(dataset):
+    weights = weigh(dataset)
+    epochs = of_mixture(Mixture.by_weight(dataset, weights), 5, batch_size=19, lanes=5)
+    expected = weights / weights.sum() * 95
+    for epoch in epochs:
+        counts = np.bincount([sample for sample, *_ in epoch], minlength=96)
+        assert (np.abs(counts - expected) < 1).all()
+    every = np.bincount([sample for epoch in epochs for sample, *_ in epoch], minlength=96)
+    assert (np.abs(every - 5 * expected) < 2).all(), "what an epoch rounds off comes in another one"
+    crops = [crc for sample, *_, crc in epochs[0] if sample == 7]
+    assert len(crops) in (7, 8)
+    assert len(set(crops)) > 0.7 * len(crops)
+    labels = dataset.labels("train").values
+    assert all(labels[sample] == label for sample, _, label, _ in epochs[0])
+
+
+@pytest.mark.uses("torch")
+def test_shares_are_those_of_torchs_sampler(dataset):
+    from torch.utils.data import WeightedRandomSampler
+
+    weights = np.random.default_rng(5).exponential(size=96)
+    given = np.bincount([s for epoch in of_mixture(Mixture.by_weight(dataset, weights), 40) for s, *_ in epoch])
+    wanted = np.bincount(list(WeightedRandomSampler(weights, 96 * 400)), minlength=96) / 10
+    error = np.sqrt(wanted + 1) / 3  # three standard deviations of ten times as many draws
+    assert (np.abs(given - wanted) < 2 + 3 * error).all()
+
+
+def test_weights_continue_exactly_in_another_world(dataset):
+    mixture = Mixture.by_weight(dataset, weigh(dataset))
+    alone = [sample for epoch in of_mixture(mixture, 2, batch_size=4) for sample, *_ in epoch]
+    with make(mixture, columns=["sample"], lanes=4, batch_size=4) as loader:
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+    ranks = []
+    for rank in range(2):
+        again = Mixture.by_weight(dataset, weigh(dataset).tolist())
+        with make(again, columns=["sample"], lanes=4, batch_size=2, world=(rank, 2)) as loader:
+            loader.load_state_dict(state)
+            ranks.append([sample for _ in range(2) for batch in loader for sample in batch.tolist()])
+    assert [sample for both in zip(*ranks, strict=True) for sample in both] == alone[20:]
+    other = weigh(dataset, weight=2.0)
+    with make(Mixture.by_weight(dataset, other)) as loader, pytest.raises(OptionError, match="reweight"):
+        loader.load_state_dict(state)
+    with make(Mixture.by_weight(dataset, other, reweight=True)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader)
+
+
+def test_weights_of_a_column_of_a_view_and_of_a_cache(urls, dataset):
+    rows = of_mixture(Mixture.by_weight(dataset, "label"), batch_size=1)[0]
+    counts = Counter(label for _, _, label, _ in rows)
+    assert set(counts) == {1, 2, 3, 4}
+    assert all(abs(counts[label] - 36 * label * COUNTS[label] / 53) < 1 for label in counts)
+    view = dataset.select(classes=["dog", "bee"])
+    rows = of_mixture(Mixture.by_weight(view, weigh(dataset)), batch_size=3)[0]
+    assert {sample for sample, *_ in rows} <= set(view.samples("train").tolist())
+    assert {label for _, _, label, _ in rows} == {0, 1}
+    cached = Mixture.by_weight(urls["cache"], weigh(dataset))
+    epochs = of_mixture(cached, 3, ops=None, processes=1)
+    assert epochs == of_mixture(cached, 3, ops=None)
+    assert [len({crc for sample, *_, crc in epoch if sample == 7}) for epoch in epochs] == [1, 1, 1], "of one variant"
+    assert len({crc for epoch in epochs for sample, *_, crc in epoch if sample == 7}) == 3
+
+
+def test_weights_grow_with_the_dataset(urls, dataset):
+    with make(Mixture.by_weight(dataset, weigh(dataset)), columns=["sample"]) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    grown = tpufeed.open_dataset(urls["data"], grown=True)
+    with make(Mixture.by_weight(grown, weigh(grown)), columns=["sample"]) as loader:
+        loader.load_state_dict(state)
+        assert max(sample for batch in loader for sample in batch.tolist()) >= 96
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (np.ones(95), r"96 samples.*\(95,\)"),
+        (np.ones((96, 1)), r"\(96, 1\)"),
+        (["1"] * 96, "<U1"),
+        (np.where(np.arange(96) == 40, -1, 1), r"sample 40 has the weight -1\.0"),
+        (np.where(np.arange(96) > 93, np.nan, 1), r"sample 94 has the weight nan, one of 2"),
+        (np.where(np.arange(96) == 1, np.inf, 1), r"sample 1 has the weight inf"),
+        (np.zeros(96), "all are 0"),
+        ("loss", "'loss'"),
+        ("filename", "column 'filename'.*<U"),
+    ],
+)
+def test_impossible_weights_are_named(dataset, given, said):
+    with pytest.raises(OptionError, match=said):
+        Mixture.by_weight(dataset, given)
+    with pytest.raises(OptionError, match="split='val'"):
+        tpufeed.Loader(Mixture.by_weight(dataset, np.ones(96)), "val")
 
 
 def test_renumbered_views_without_class_names_are_mixed_as_they_are(tmp_path):

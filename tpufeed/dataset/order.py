@@ -25,6 +25,8 @@ Ints = npt.NDArray[np.int64]
 Remainder = Literal["drop", "pad", "repeat"]
 
 _SHARDS, _RECORDS, _ROTATIONS = 0, 1, 2
+_REPEATS = (1 << 64) - 4  # instead of an epoch in the key of a random word: no epoch has this number
+_UNIT, _GOLDEN = 1 << 31, 1327217885  # one draw of a sample, and 0.618 of it: products of both fit an int64
 _LANES = at_least(1)
 
 
@@ -147,6 +149,42 @@ class EpochOrder:
             order %= count  # and continues with record 0
             last = self._last_parts[lane] = start, order.astype(np.min_scalar_type(count))
         return last[1]
+
+
+class Repeats:
+    """How often samples with weights come in each epoch: their shares of as many draws, rounded up or down. Immutable.
+
+    The samples lie end to end on a line of one unit per draw, each as long as its share, and a draw takes the sample at
+    the end of its unit. Epochs shift the line by multiples of the golden ratio, so that a share is exact over several
+    epochs, too. Equal weights give each sample once.
+
+    Args:
+        weights: float64, each above 0.
+        starts: number of the first sample of each shard, and of all samples.
+    """
+
+    def __init__(self, weights: npt.NDArray[np.float64], starts: Ints) -> None:
+        sums, total = np.cumsum(weights / weights.max()), len(weights) * _UNIT
+        self._ends = np.zeros(len(weights) + 1, np.int64)
+        self._ends[1:] = np.minimum(sums * (total / sums[-1]), total)
+        self._ends[-1] = total
+        self._starts = starts
+
+    def shard_records(self, seed: int, epoch: int) -> list[int]:
+        """Return the number of draws of each shard."""
+        found: list[int] = np.diff((self._ends[self._starts] + _shift(seed, epoch)) // _UNIT).tolist()
+        return found
+
+    def find(self, seed: int, epochs: Ints, draws: Ints) -> tuple[Ints, Ints]:
+        """Return the samples that these draws of these epochs take, and how often each came before in its epoch."""
+        shift = _shift(seed, epochs)
+        samples = np.searchsorted(self._ends[1:], (draws + 1) * _UNIT - shift)
+        return samples, draws - (self._ends[samples] + shift) // _UNIT
+
+
+def _shift(seed: int, epoch: Any) -> Any:
+    word = int(random_words(1, (seed, _REPEATS))[0]) % _UNIT
+    return (word + epoch % _UNIT * _GOLDEN) % _UNIT
 
 
 def places_of(samples: Ints, starts: Ints) -> list[tuple[int, int]]:

@@ -47,10 +47,11 @@ class Chosen:
     Args:
         samples: their ids, sorted and each once.
         records: samples of the split.
+        weights: the weight of each, float64 above 0, if they come as often as these say. Only loaders know them.
     """
 
-    def __init__(self, samples: Ints, records: int) -> None:
-        self.records, self._count = records, len(samples)
+    def __init__(self, samples: Ints, records: int, weights: npt.NDArray[np.float64] | None = None) -> None:
+        self.records, self.weights, self._count = records, weights, len(samples)
         self._sparse: npt.NDArray[Any] | None = None
         if len(samples) * _SPARSE < records:
             self._sparse = samples.astype(np.min_scalar_type(records))
@@ -112,6 +113,8 @@ class Selection:
             if records is not None:
                 samples = samples[: np.searchsorted(samples, records.get(split, 0))]
             digest.update(f" {split} {len(samples)} ".encode() + samples.astype("<i8").tobytes())
+            if chosen.weights is not None:
+                digest.update(b" weights " + chosen.weights[: len(samples)].astype("<f8").tobytes())
         return digest.hexdigest()
 
 
@@ -234,6 +237,43 @@ def views_by_class(dataset: D, split: str) -> dict[str, D]:
             splits = none | {split: Chosen(np.asarray(of_class), records)}
             found[name] = dataset.view(Selection(splits, f"{before}classes={name}", own))
     return found
+
+
+def weighted_view(dataset: D, split: str, given: str | npt.ArrayLike) -> D:
+    """Return the view of the samples of a split with a weight above 0, whose loaders take them as often as that says.
+
+    Raises:
+        OptionError: `given` is neither a column of numbers nor a number for each sample stored in the split, or a
+            number is negative, infinite or NaN, or all are 0.
+    """
+    dataset.split(split)  # it exists
+    records, where = dataset.manifest.splits[split].records, f"weights of {dataset.label}, split {split!r}"
+    if isinstance(given, str):
+        text, where = f"weights={given}", f"{where}, column {given!r}"
+        values = np.concatenate([np.empty(0), *(chunk[given] for chunk in iter_columns(dataset, split, [given]))])
+    else:
+        text, values = "weights=an array", np.asarray(given)
+    if values.dtype.kind not in "biuf" or values.shape != (records,):
+        raise OptionError(
+            f"{where}: expected one number for each of the {records:,} samples that are stored, in the order of their "
+            f"ids. Found {values.dtype} of the shape {values.shape}"
+        )
+    samples = dataset.samples(split)
+    weights = values[samples].astype(np.float64)
+    wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(wrong):
+        raise OptionError(
+            f"{where}: sample {samples[wrong[0]]} has the weight {weights[wrong[0]]}, one of {len(wrong):,} that are "
+            "not finite numbers of 0 or more. Give 0 to leave a sample out"
+        )
+    kept = weights > 0
+    if not kept.any():
+        raise OptionError(f"{where}: all are 0, so no sample would come. Give 1 to the samples that you want")
+    own = dataset.selection
+    splits = {name: Chosen(np.empty(0, np.int64), each.records) for name, each in dataset.manifest.splits.items()}
+    splits[split] = Chosen(samples[kept], records, weights[kept])
+    before, classes = ("", None) if own is None else (f"{own.text}, ", own.classes)
+    return dataset.view(Selection(splits, before + text, classes))
 
 
 def parse_selection(texts: Sequence[str]) -> dict[str, Any]:

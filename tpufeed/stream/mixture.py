@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import ClassIds, Dataset, open_dataset, renumber
-from tpufeed.dataset.selection import views_by_class
+from tpufeed.dataset.selection import views_by_class, weighted_view
 from tpufeed.display.summary import Summary, rounded
 from tpufeed.errors import OptionError, mask_secrets
 from tpufeed.options import Whole, a_dict, checked, is_number
@@ -82,7 +83,7 @@ class Mixture(Summary):
     ) -> None:
         self.weights = _check_weights(weights)
         self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
-        self._split: str | None = None  # the only one that has samples, if classes are mixed
+        self._split: str | None = None  # the only one that has samples, if classes or samples have weights
 
     @classmethod
     @checked()
@@ -131,6 +132,42 @@ class Mixture(Summary):
         mixture._split = split
         return mixture
 
+    @classmethod
+    @checked()
+    def by_weight(
+        cls,
+        dataset: str | Path | Dataset,
+        weights: str | npt.ArrayLike,
+        *,
+        split: str = "train",
+        seed: Whole | None = None,
+        reweight: bool = False,
+    ) -> "Mixture":
+        """Return one dataset whose samples come as often as their weights say, as by torch's WeightedRandomSampler.
+
+        An epoch has as many samples as have a weight above 0. Of n samples with weights that add up to W, one of weight
+        w comes n * w / W times per epoch, rounded up or down, and exactly as often over several epochs. Each time it
+        has other random numbers. Any number of ranks that divides the lanes gives the same samples.
+
+        Args:
+            dataset: a dataset, or a view of one.
+            weights: the name of a column of numbers, read from all records, or an array: a number of 0 or more for each
+                sample that is stored in the split, in the order of their ids, also for samples that a view leaves out.
+                0 leaves a sample out.
+            split: the split that has these weights.
+            seed: as for any mixture.
+            reweight: as for any mixture. Needed to continue with other weights.
+
+        Raises:
+            OptionError: there is no such column; there is no number for each sample; a weight is negative, infinite or
+                NaN, or all are 0.
+            DatasetNotFoundError, ManifestError: there is no dataset that can be read.
+        """
+        opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        mixture = cls({weighted_view(opened, split, weights): 1.0}, stop="total", seed=seed, reweight=reweight)
+        mixture._split = split
+        return mixture
+
     def open(self, split: str) -> list[Dataset]:
         """Open the datasets, several at a time.
 
@@ -143,7 +180,7 @@ class Mixture(Summary):
             datasets = list(opened)
         if self._split not in (None, split):
             raise OptionError(
-                f"the classes of split {self._split!r} are mixed here: to read {split!r}, give by_class split={split!r}"
+                f"split {self._split!r} is mixed here: to read {split!r}, give by_class or by_weight split={split!r}"
             )
         seen = dict[str, str]()
         for dataset in datasets:

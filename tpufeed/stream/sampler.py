@@ -5,6 +5,7 @@ The `Sampler` knows datasets and training, and makes both.
 """
 
 import hashlib
+import itertools
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from tpufeed.dataset.manifest import Split
 from tpufeed.dataset.mixture import SHARES, MixtureOrder, Phase
-from tpufeed.dataset.order import EpochOrder, Ints, Places, Share, World, check_lanes, default_lanes
+from tpufeed.dataset.order import EpochOrder, Ints, Places, Repeats, Share, World, check_lanes, default_lanes
 from tpufeed.dataset.reader import ClassIds, Dataset, own_ids
 from tpufeed.errors import OptionError
 from tpufeed.stream.mixture import ClassList, Mixture, Stop, join_classes
@@ -37,6 +38,7 @@ from tpufeed.stream.training import (
 
 _logger = logging.getLogger(__name__)
 _MOST_LANES = 1 << 16  # or one per sample, or the default of a larger world: each takes memory
+_LATER = 1 << 20  # epochs, more than any training has. Its square is the highest epoch that `group_rows` takes
 _KEPT_ORDERS = 3  # epochs of a dataset that lanes read at the same time
 
 
@@ -89,10 +91,37 @@ class SampleSource:
         """
         seed, shuffle = options.seed ^ self.salt, options.shuffle
         numbers = range(len(self.entry.variants))
-        records = [self.dataset.shard_records(self.split, number) * passes for number in numbers]
-        return lru_cache(_KEPT_ORDERS)(
-            lambda epoch: EpochOrder(records[epoch % len(records)], seed, epoch, lanes, shuffle)
+        records, repeats = (
+            [self.dataset.shard_records(self.split, number) * passes for number in numbers],
+            self._repeats,
         )
+
+        def shard_records(epoch: int) -> list[int]:
+            if repeats is None:
+                return records[epoch % len(records)]
+            read = range(epoch * passes, (epoch + 1) * passes)
+            return [*itertools.chain.from_iterable(repeats.shard_records(seed, each) for each in read)]
+
+        return lru_cache(_KEPT_ORDERS)(lambda epoch: EpochOrder(shard_records(epoch), seed, epoch, lanes, shuffle))
+
+    def repeated(self, places: Places, epochs: Ints, seed: int) -> tuple[Places, Ints]:
+        """Return the places in a view of samples that come as often as their weights say, and their epochs.
+
+        Each time a sample comes in an epoch it has the random numbers of a later epoch that reads the same variant.
+        """
+        if self._repeats is None:
+            return places, epochs
+        variants = len(self.entry.variants)
+        samples, before = self._repeats.find(seed ^ self.salt, epochs, places.sample)
+        epochs = epochs + before % (_LATER // variants) * (variants * _LATER)
+        return Places(places.shard, places.record, samples), epochs
+
+    @cached_property
+    def _repeats(self) -> Repeats | None:
+        chosen = self.dataset.chosen(self.split)
+        if chosen is None or chosen.weights is None:
+            return None
+        return Repeats(chosen.weights, np.cumsum([0, *self.dataset.shard_records(self.split)]))
 
     def to_stored(self, places: Places) -> Places:
         """Return the places in the dataset of samples with these places in the order of a view, or of the whole."""
@@ -173,7 +202,7 @@ class MixtureStream:
     def __init__(
         self, training: Training, sources: Sequence[SampleSource], options: LoaderOptions, lanes: int, stop: Stop
     ) -> None:
-        self.lanes, self._training, self._sources = lanes, training, sources
+        self.lanes, self._training, self._sources, self._seed = lanes, training, sources, options.seed
         self._draws = MixtureOrder(training.phases, lanes, training.seed)
         self._variants = [len(source.entry.variants) for source in sources]
         self._passes = [passes_of(source.entry.records, lanes) for source in sources]
@@ -212,6 +241,7 @@ class MixtureStream:
                 number, shard = np.divmod(places.shard, len(self._sources[each].entry.variants[0].shards))
                 sample = places.sample - number * self._sources[each].entry.records
                 places, epochs[rows] = Places(shard, places.record, sample), its_epoch * passes + number
+            places, epochs[rows] = self._sources[each].repeated(places, epochs[rows], self._seed)
             for column, values in zip(found, self._sources[each].to_stored(places), strict=True):
                 column[rows] = values
         return source, epochs, found
