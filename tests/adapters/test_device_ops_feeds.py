@@ -15,7 +15,6 @@ from tests.adapters import contract
 from tests.adapters.contract import FEEDS
 from tests.frameworks import lazy, need
 from tpufeed import cache
-from tpufeed.adapters import device
 from tpufeed.errors import OptionError
 from tpufeed.images import (
     CenterCrop,
@@ -136,7 +135,7 @@ def test_the_device_gets_whole_images_and_a_few_numbers(whole_url, monkeypatch):
 @pytest.mark.parametrize("rows", [True, False])
 def test_images_travel_to_the_device_as_rows_or_as_pixels(whole_url, monkeypatch, rows):
     shapes, put = list[tuple[int, ...]](), jax.device_put
-    monkeypatch.setattr(device, "SENDS_ROWS", rows)
+    monkeypatch.setattr("tpufeed.adapters.jax.sharding.SENDS_ROWS", rows)
     monkeypatch.setattr(jax, "device_put", lambda array, *more: shapes.append(array.shape) or put(array, *more))
     expected = epochs("numpy", whole_url, count=1, device_ops=CROPS)
     check_equal(epochs("jax", whole_url, count=1, device_ops=CROPS), expected, 1, 0.3)

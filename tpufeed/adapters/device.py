@@ -22,10 +22,6 @@ from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec, begin_together
 
 _LOGGER = logging.getLogger(__name__)
-# Images that device ops follow travel as rows, (batch, height, width * channels). A TPU keeps rows as numpy does, but
-# pixels in another order, so the host would have to transpose them. To take rows apart on the device moves 100 MB of
-# HBM for 128 images of 256x256, by the TPU's compiler. False sends pixels. `scripts/check-tpu` says which is faster.
-SENDS_ROWS = True
 _CLOSE_SECONDS = 10.0  # to wait for a loader when closing. A user's own loader may never return
 
 Exchange = Callable[[EpochSpec], Sequence[EpochSpec]]
@@ -49,12 +45,6 @@ class DeviceStats(Summary):
     transfer_seconds: float = 0.0
     transfer_bytes: int = 0
     host: Any = None
-
-
-def to_send(images: Any) -> Any:
-    """Return a batch of images on the host as device ops expect them, without a copy."""
-    batch, height, width, channels = images.shape
-    return images.reshape(batch, height, width * channels) if SENDS_ROWS else images
 
 
 class Transfer(ABC):

@@ -64,10 +64,12 @@ def _flip(x: Any, axis: int) -> Any:
 
 
 def _branch(number: Any, changes: Mapping[int, Callable[[], Planes]], x: Planes) -> Planes:
+    when: Any = pl.when
+
     def run(kept: Any) -> Planes:
         _write(kept, x)
         for each, change in changes.items():
-            pl.when(number == each)(lambda change=change: _write(kept, change()))
+            when(number == each)(lambda change=change: _write(kept, change()))
         return _read(kept)
 
     return _beside(x, run)

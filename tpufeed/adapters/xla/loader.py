@@ -10,12 +10,11 @@ from tpufeed.errors import LoaderError, OptionError
 
 # After `runtime`: without torch the error is to name the extra "xla".
 # isort: split
-from tpufeed.adapters.device import DeviceFeed, Exchange, Transfer, to_send
+from tpufeed.adapters.device import DeviceFeed, Exchange, Transfer
 from tpufeed.adapters.feed import Feed
 from tpufeed.adapters.foreign import ForeignStream
 from tpufeed.adapters.torch.arrays import ARRAYS
 from tpufeed.adapters.torch.loader import Undivided, like, map_tensors, to_torch
-from tpufeed.images.device import DeviceOps
 from tpufeed.stream.columns import IMAGE
 from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec
@@ -123,18 +122,10 @@ class _XlaTransfer(Transfer):
     close: Callable[[], None] | None = None
     ours: HostStream | None = None
 
-    @property
-    def _rows_for(self) -> DeviceOps | None:
-        """The ops whose images travel as rows. None under SPMD: a `ShardingSpec` has an axis for each one of pixels."""
-        ops = None if self.ours is None or self.shardings is not None else self.ours.device_ops
-        return None if ops is None else ops.ops
-
     def before_step(self) -> None:
         runtime.end_step()
 
     def send(self, batch: Any) -> tuple[Any, int]:
-        if self._rows_for is not None:
-            batch = {**batch, IMAGE: to_send(batch[IMAGE])}
         batch, size = to_torch(batch), 0
 
         def send(name: str, part: Any) -> Any:
@@ -156,8 +147,6 @@ class _XlaTransfer(Transfer):
         """Return the batch for the training loop. Device ops are traced here, to be compiled with the step."""
         if self.ours is None:
             return sent
-        if (ops := self._rows_for) is not None:
-            sent = {**sent, IMAGE: sent[IMAGE].reshape(-1, *ops.size, 3)}
         columns = self.ours.run_device_ops(sent, ARRAYS)
         if columns is not sent and self.shardings is not None:
             spec = self.shardings.fit(IMAGE, columns[IMAGE])
