@@ -1,49 +1,65 @@
-"""TPUs, by their own compiler: it compiles device ops on a machine without a TPU, and says what they would cost."""
+"""TPUs, by their own compiler: it compiles programs on a machine without a TPU, and says what they would cost there."""
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from platform_run import ROOT, Platform, call, expect
 
 from tpufeed.measure.machine import machine
 from tpufeed.measure.tpu_compiler import ENVIRONMENT
 
-PROGRAM = Path(__file__).parent / "programs/tpu_costs.py"
+PROGRAMS = Path(__file__).parent / "programs"
 RESULTS = ROOT / "benchmarks/results/compiled-for-tpus.json"
-TPUS, BATCHES = ("v4-8", "v5e-8", "v5p-8", "v6e-8"), (128, 256)
-SECONDS = 3600  # for one TPU and batch, on two busy cores
-MOST_MB = {"crop, flip": 330, "crop, flip, jitter": 450, "RandAugment": 700}  # on a v5e, for 128 images
+TPUS, ONE, IMAGES, MORE_IMAGES = ("v5e-8", "v4-8", "v5p-8", "v6e-8"), "v5e-8", 128, 256
+USUAL = ("crop and flip", "crop, flip and jitter", "RandAugment")
+EVERY = (
+    *USUAL,
+    *("RandomResizedCrop", "RandomCrop", "CenterCrop", "HorizontalFlip", "VerticalFlip", "ColorJitter", "Grayscale"),
+    *("GaussianBlur", "RandomErasing"),
+)
+SECONDS = 3600  # for one TPU, on two busy cores
+MOST_MB = dict(zip(USUAL, (330, 450, 700), strict=True))  # on a v5e, for 128 images
+ABOUT = {
+    "what": "compiled for one chip of these TPUs, not run on it",
+    "bytes": "by the compiler; a kernel (Pallas) declares its own, which are those of its images",
+    "flops": "by the compiler, which counts none within a kernel; so peak_seconds lacks them",
+    "input": "images as they reach the TPU: rows (batch, height, width * channels), pixels or planes",
+    "layout": "of the images there, the slowest axis first",
+    "only v5e-8": "256 images, and programs of torch_xla, TensorFlow and examples: compiling takes minutes",
+}
 
 
 def run(platform: Platform) -> None:
     """Compile for each TPU, and put the costs into `RESULTS`."""
-    venv, rows = platform.work / "venv", list[dict[str, object]]()
+    venv, texts, rows = platform.work / "venv", platform.work / "texts", list[dict[str, Any]]()
     call([sys.executable, "-m", "venv", venv], 120)
     call([venv / "bin/pip", "install", "-q", "--only-binary=:all:", f"{platform.wheel}[tpu-compiler]"], 900)
-    for tpu in TPUS:
-        for batch in BATCHES:
+    texts.mkdir(exist_ok=True)
+    for framework in ("jax", "torch_xla", "tensorflow"):
+        call([sys.executable, PROGRAMS / "traces.py", framework, IMAGES, texts], 600)
 
-            def compiled(tpu: str = tpu, batch: int = batch) -> str:
-                environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **ENVIRONMENT}
-                text = call([venv / "bin/python", PROGRAM, tpu, "", batch], SECONDS, environment=environment)
-                found = [json.loads(line) for line in text.splitlines() if line.startswith('{"program"')]
-                rows.extend(found)
-                worst = max(found, key=lambda row: row["hbm_bytes"])
-                for row in found:
-                    most = MOST_MB.get(row["program"]) if (tpu, batch, row["way"]) == ("v5e-8", 128, "kernel") else None
-                    expect(most is None or row["hbm_bytes"] <= most * 1e6, f"{row['program']}: {row['hbm_bytes']:,}")
-                return f"{len(found)} programs; {worst['program']} moves most, {worst['hbm_bytes'] / 1e6:,.0f} MB"
+    def compiled(tpu: str, images: int, chains: tuple[str, ...], files: list[Path]) -> str:
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **ENVIRONMENT}
+        command = [venv / "bin/python", PROGRAMS / "tpu_costs.py", tpu, images, "|".join(chains), *files]
+        text = call(command, SECONDS, environment=environment)
+        found = [json.loads(line) for line in text.splitlines() if line.startswith('{"program"')]
+        rows.extend(found)
+        for row in found:
+            most = MOST_MB.get(row["program"], 0) if (tpu, images) == (ONE, IMAGES) else 0
+            expect(not most or row["hbm_bytes"] <= most * 1e6, f"{row['program']}: {row['hbm_bytes']:,} bytes")
+        worst = max(found, key=lambda row: row["hbm_bytes"])
+        return f"{len(found)} programs; {worst['program']} moves most, {worst['hbm_bytes'] / 1e6:,.0f} MB"
 
-            platform.check(f"device ops for {tpu}, {batch} images", compiled)
+    files = sorted(texts.glob("*.mlir"))
+    for tpu, images, chains, more in (
+        *((tpu, IMAGES, EVERY, files if tpu == ONE else []) for tpu in TPUS),
+        (ONE, MORE_IMAGES, USUAL, []),
+    ):
+        platform.check(f"for {tpu}, {images} images", partial(compiled, tpu, images, chains, more))
     if all(row.result == "ok" for row in platform.rows):
-        write(rows)
+        result = {"machine": machine(), "command": "scripts/platforms tpu-compiler", "about": ABOUT, "rows": rows}
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     platform.about = f"libtpu {rows[0]['compiler']}, compiled for, not run on" if rows else "no program"
-
-
-def write(rows: list[dict[str, object]]) -> None:
-    about = {
-        "what": "compiled for these TPUs, not run on them; a kernel declares its bytes, and its FLOPs are not counted"
-    }
-    result = {"machine": machine(), "command": "scripts/platforms tpu-compiler", "about": about, "rows": rows}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")

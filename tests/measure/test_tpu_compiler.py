@@ -1,10 +1,12 @@
 """The compiler of a TPU that is not here: what it counts, and what it refuses."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +52,23 @@ def test_the_compiler_counts_and_refuses() -> None:
     too_large, damaged = done.stdout.splitlines()
     assert "Ran out of memory" in too_large
     assert "cannot read this StableHLO" in damaged
+
+
+@pytest.mark.uses("jax", "libtpu")
+@pytest.mark.long
+def test_device_ops_cost_a_percent_of_a_step() -> None:
+    program = Path(__file__).parents[2] / "scripts/proxies/programs/tpu_costs.py"
+    command = [sys.executable, program, "v5e-8", "128", "HorizontalFlip|crop and flip"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 7
+    assert all(row["bandwidth_seconds"] == row["hbm_bytes"] / 819e9 for row in rows)
+    sent = {(row["program"], row["input"]): row for row in rows}
+    assert sent["crop and flip", "rows"]["layout"] == [0, 1, 2]
+    for kind in ("rows", "pixels", "planes"):
+        assert sent["crop and flip", kind]["hbm_bytes"] <= 330e6
+        assert sent["crop and flip", kind]["temporary_bytes"] <= 60e6
 
 
 def test_each_tpu_has_a_topology() -> None:

@@ -45,8 +45,9 @@ class ProgramCost:
         devices: number of devices that share the program.
         hbm_bytes: bytes that it reads from HBM and writes to it.
         temporary_bytes: HBM for values between its ops.
-        least_seconds: lower bound of its time: the larger of bytes / bandwidth and FLOPs / peak.
-        bound: which of them is larger.
+        bandwidth_seconds: bytes / bandwidth.
+        peak_seconds: FLOPs / peak.
+        compile_seconds: processor time of the compiler.
         layouts: the axes of each used argument in its memory on the TPU, the slowest first: numpy's is (0, 1, 2, 3).
         compiler: version of libtpu.
     """
@@ -56,11 +57,21 @@ class ProgramCost:
     hbm_bytes: float
     flops: float
     temporary_bytes: int
-    least_seconds: float
-    bound: Literal["bandwidth", "FLOPs"]
+    bandwidth_seconds: float
+    peak_seconds: float
     compile_seconds: float
     layouts: tuple[tuple[int, ...], ...]
     compiler: str
+
+    @property
+    def least_seconds(self) -> float:
+        """Lower bound of its time."""
+        return max(self.bandwidth_seconds, self.peak_seconds)
+
+    @property
+    def bound(self) -> Literal["bandwidth", "FLOPs"]:
+        """What sets the lower bound."""
+        return "bandwidth" if self.bandwidth_seconds >= self.peak_seconds else "FLOPs"
 
 
 def compiler_version() -> str:
@@ -102,7 +113,7 @@ def compile_for(tpu: str, program: "Lowered | str") -> ProgramCost:
         OptionError: the program does not fit in the TPU's memory, or the compiler rejects it.
         MissingExtraError: as `tpu_mesh` raises.
     """
-    one, begin = find_tpu(tpu), time.perf_counter()
+    one, begin = find_tpu(tpu), time.process_time()
     try:
         executable, devices = _compile_text(tpu, program) if isinstance(program, str) else _compile_lowered(program)
     except RuntimeError as error:  # XLA's errors
@@ -110,11 +121,10 @@ def compile_for(tpu: str, program: "Lowered | str") -> ProgramCost:
             f"the compiler rejects this program for {one.name}: {_first_line(error)}"
             + ("; take a smaller batch" if "RESOURCE_EXHAUSTED" in str(error) else "")
         ) from error
-    seconds, costs = time.perf_counter() - begin, executable.cost_analysis()
+    seconds, costs = time.process_time() - begin, executable.cost_analysis()
     # Not its "optimal_seconds", which is below 0 for some programs.
     hbm_bytes, flops = float(costs.get("bytes accessed", 0)), float(costs.get("flops", 0))
     share = one.chips / one.devices
-    needs = hbm_bytes / (one.bandwidth_gbps * 1e9 * share), flops / (one.peak_tflops * 1e12 * share)
     orders = (re.match(r"\{([\d,]*)", str(layout)) for layout in executable.get_parameter_layouts())
     return ProgramCost(
         tpu=one.name,
@@ -122,8 +132,8 @@ def compile_for(tpu: str, program: "Lowered | str") -> ProgramCost:
         hbm_bytes=hbm_bytes,
         flops=flops,
         temporary_bytes=executable.get_compiled_memory_stats().temp_size_in_bytes,
-        least_seconds=max(needs),
-        bound="bandwidth" if needs[0] >= needs[1] else "FLOPs",
+        bandwidth_seconds=hbm_bytes / (one.bandwidth_gbps * 1e9 * share),
+        peak_seconds=flops / (one.peak_tflops * 1e12 * share),
         compile_seconds=seconds,
         layouts=tuple(tuple(map(int, re.findall(r"\d+", order[1])))[::-1] if order else () for order in orders),
         compiler=metadata.version("libtpu"),

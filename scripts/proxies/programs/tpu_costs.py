@@ -1,75 +1,88 @@
-"""The cost of device ops by the TPU's own compiler, in JSON: `tpu_costs.py TPU,... OPS|... BATCH`. Not run there."""
+"""What programs cost by the TPU's own compiler, a JSON line each: `tpu_costs.py TPU BATCH CHAIN|... [FILE.mlir ...]`.
+
+For each chain of device ops as JAX runs it, with all kinds of input for one of them, and for images as floats. Then for
+files of StableHLO text ("WAY, PROGRAM.mlir"). They are compiled for the TPU, not run on it.
+"""
 
 import json
 import os
+import re
 import sys
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from tpufeed.measure.tpu_compiler import ENVIRONMENT, compile_for, tpu_mesh
+from tpufeed.measure.tpu_compiler import ENVIRONMENT, ProgramCost, compile_for, tpu_mesh
 
 os.environ.update(ENVIRONMENT)
 
 import jax
 import jax.numpy as jnp
+from chains import CHAINS, OUT, SIDE
 from jax.sharding import NamedSharding, PartitionSpec
 
 import tpufeed
-from tpufeed.adapters.jax.arrays import ARRAYS
 from tpufeed.adapters.jax.kernel import ON_TPU
-from tpufeed.images import (
-    CenterCrop,
-    ColorJitter,
-    GaussianBlur,
-    Grayscale,
-    HorizontalFlip,
-    RandAugment,
-    RandomCrop,
-    RandomErasing,
-    RandomResizedCrop,
-)
+from tpufeed.adapters.jax.sharding import SENDS_ROWS
 from tpufeed.images.device import DeviceOps
 
-SIDE, OUT = 256, 224
-TRANSFORMS = ("identity", "translate_x", "translate_y", "brightness", "color", "contrast", "sharpness", "posterize")
-CROP, JITTER = (RandomResizedCrop(OUT), HorizontalFlip()), ColorJitter(0.4, 0.4, 0.4, 0.1)
-RANDAUGMENT = RandAugment(transforms=(*TRANSFORMS, "solarize", "autocontrast"))
-CHAINS = {
-    "crop": CROP[:1],
-    "crop, flip": CROP,
-    "crop, flip, jitter": (*CROP, JITTER),
-    "RandAugment": (RANDAUGMENT,),
-    "jitter": (JITTER,),
-    "flip": CROP[1:],
-    "grey": (Grayscale(0.2),),
-    "blur": (GaussianBlur(),),
-    "erase": (RandomErasing(),),
-    "RandomCrop": (RandomCrop(OUT),),
-    "CenterCrop": (CenterCrop(OUT),),
-}
+SENT = "rows" if SENDS_ROWS else "pixels"
+EVERY_INPUT = "crop and flip"  # the chain that is also compiled for the ways of sending images that are not used
 
 
-def main(tpus: str, chains: str, batch: str) -> None:
-    for tpu in tpus.split(","):
-        one = NamedSharding(tpu_mesh(tpu), PartitionSpec())
-        images = jax.ShapeDtypeStruct((int(batch), SIDE, SIDE, 3), jnp.uint8, sharding=one)
-        for name in chains.split("|") if chains else CHAINS:
-            ops = DeviceOps(CHAINS[name], (SIDE, SIDE))
-            numbers = jax.ShapeDtypeStruct((int(batch), ops.width), jnp.float32, sharding=one)
-            ways = (
-                {"kernel": ON_TPU, "XLA": ARRAYS}
-                if name in ("crop, flip", "crop, flip, jitter")
-                else {"kernel": ON_TPU}
-            )
-            for way, arrays in ways.items():
-                cost = compile_for(tpu, jax.jit(partial(ops.apply, arrays=arrays)).lower(images, numbers))
-                write(name, way, int(batch), cost)
-        images = jax.ShapeDtypeStruct((int(batch), OUT, OUT, 3), jnp.uint8, sharding=one)
-        write("to_device_float", "XLA", int(batch), compile_for(tpu, jax.jit(tpufeed.to_device_float).lower(images)))
+def main(tpu: str, batch: str, chains: str, *texts: str) -> None:
+    images, one = int(batch), NamedSharding(tpu_mesh(tpu), PartitionSpec())
+
+    def compiled(program: str, way: str, given: str, function: Any, *shapes: Any) -> None:
+        arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=one) for shape, dtype in shapes]
+        write(program, way, given, images, compile_for(tpu, jax.jit(function).lower(*arguments)))
+
+    for name in filter(None, chains.split("|")):
+        ops = DeviceOps(CHAINS[name], (SIDE, SIDE))
+        for given in INPUTS if name == EVERY_INPUT else [SENT]:
+            shape, pixels = INPUTS[given](images, SIDE)
+
+            def apply(sent: Any, numbers: Any, ops: DeviceOps = ops, pixels: Any = pixels) -> Any:
+                return ops.apply(pixels(sent), numbers, ON_TPU)
+
+            way = "JAX, kernel" if ops.width else "JAX"  # without numbers there is no kernel
+            compiled(name, way, given, apply, (shape, jnp.uint8), ((images, ops.width), jnp.float32))
+    for given in INPUTS if chains else []:
+        shape, pixels = INPUTS[given](images, OUT)
+        compiled(
+            "to_device_float", "JAX", given, lambda sent, pixels=pixels: tpufeed.to_device_float(pixels(sent)),
+            (shape, jnp.uint8),
+        )  # fmt: skip
+    for text in map(Path, texts):
+        way, _, program = text.stem.partition(", ")
+        source = text.read_text()
+        number = re.findall(r"%arg(\d+): tensor<\d+x\d+x\d+x3xui8>", source)[0]
+        write(program, way, "pixels", images, compile_for(tpu, source), int(number))
 
 
-def write(name: str, way: str, batch: int, cost: object) -> None:
-    print(json.dumps({"program": name, "way": way, "batch": batch, **asdict(cost)}), flush=True)  # type: ignore[call-overload]
+def from_rows(images: int, side: int) -> tuple[tuple[int, ...], Any]:
+    return (images, side, side * 3), partial(jnp.reshape, shape=(images, side, side, 3))
+
+
+def from_pixels(images: int, side: int) -> tuple[tuple[int, ...], Any]:
+    return (images, side, side, 3), lambda sent: sent
+
+
+def from_planes(images: int, side: int) -> tuple[tuple[int, ...], Any]:
+    return (images, 3, side, side), partial(jnp.transpose, axes=(0, 2, 3, 1))
+
+
+# How images may reach the TPU: their shape there, and what makes pixels of it.
+INPUTS = {"rows": from_rows, "pixels": from_pixels, "planes": from_planes}
+
+
+def write(program: str, way: str, given: str, images: int, cost: ProgramCost, number: int = 0) -> None:
+    """Print a row. Argument `number` has the images."""
+    found = asdict(cost)
+    layout = found.pop("layouts")[number]
+    row = {"program": program, "way": way, "input": given, "batch": images, **found, "layout": layout}
+    print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""Chains of device ops by name, and the images that they get."""
+
+from tpufeed.images import (
+    CenterCrop,
+    ColorJitter,
+    GaussianBlur,
+    Grayscale,
+    HorizontalFlip,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    VerticalFlip,
+)
+from tpufeed.images.protocols import Op
+
+SIDE, OUT = 256, 224
+# All of RandAugment's but its shears, its rotation and equalize, which a device refuses.
+TRANSFORMS = (
+    *("identity", "translate_x", "translate_y", "brightness", "color", "contrast", "sharpness", "posterize"),
+    *("solarize", "autocontrast"),
+)
+CROP: tuple[Op, ...] = (RandomResizedCrop(OUT), HorizontalFlip())
+JITTER = ColorJitter(0.4, 0.4, 0.4, 0.1)
+CHAINS: dict[str, tuple[Op, ...]] = {
+    "crop and flip": CROP,
+    "crop, flip and jitter": (*CROP, JITTER),
+    "RandAugment": (RandAugment(transforms=TRANSFORMS),),
+    "RandomResizedCrop": CROP[:1],
+    "RandomCrop": (RandomCrop(OUT),),
+    "CenterCrop": (CenterCrop(OUT),),
+    "HorizontalFlip": CROP[1:],
+    "VerticalFlip": (VerticalFlip(),),
+    "ColorJitter": (JITTER,),
+    "Grayscale": (Grayscale(0.1),),
+    "GaussianBlur": (GaussianBlur(0.5),),
+    "RandomErasing": (RandomErasing(),),
+}
+TO_COMPARE = ("crop and flip", "crop, flip and jitter", "RandAugment")  # also in torch_xla and TensorFlow
