@@ -5,14 +5,15 @@ gives them to a device, or with the same ops on the host. CPU time is that of al
 changes it less than rates. An EMULATED accelerator takes batches at the rate of ResNet-50 on a TPU; it does not count
 the work of device ops.
 
-XLA analyses that work, as XLA:CPU compiles it. FLOPs of matrix products are the same on a TPU; for its MXU they
-count three times, since the precision "high" takes three passes in bfloat16. Bytes and temporary memory depend on what
-XLA fuses, and differ on a TPU.
+What that work costs is counted, not run. FLOPs are those of the matrix products: for the MXU they count three times,
+since the precision "high" takes three passes in bfloat16. Bytes are those that the TPU's own compiler counts, as
+`scripts/platforms tpu-compiler` found.
 
     python benchmarks/run.py bench-device [--photos 4000] [--repeats 5] [--seconds 0.8] [--work FOLDER] [--save]
 """
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -29,26 +30,15 @@ import tpufeed
 from benchmarks.entry import make_parser
 from benchmarks.harness import describe, figure, interleave, machine, print_table, write_result
 from scripts.make_photos import make_photos
-from tpufeed.images import (
-    CenterCrop,
-    ColorJitter,
-    GaussianBlur,
-    Grayscale,
-    HorizontalFlip,
-    RandAugment,
-    RandomCrop,
-    RandomErasing,
-    RandomResizedCrop,
-    Resize,
-)
+from scripts.proxies.programs.chains import CHAINS, CROP, SIDE
+from tpufeed.images import CenterCrop, Resize
 from tpufeed.images.device import DeviceOps
 from tpufeed.images.protocols import Op
 from tpufeed.measure.bench import BenchOptions, Measurement, measure_apart
 from tpufeed.measure.tpu import find_tpu, profile
 
-SIDE, OUT, BATCH = 256, 224, 128
-CROP: tuple[Op, ...] = (RandomResizedCrop(OUT), HorizontalFlip())
-JITTER = (*CROP, ColorJitter(0.4, 0.4, 0.4, 0.1))
+BATCH = 128
+JITTER = CHAINS["crop, flip and jitter"]
 # Way: (cache, ops on the host, ops on the device). Each cache's first way is what its others are compared with.
 HOST: dict[str, tuple[str, Sequence[Op], Sequence[Op]]] = {
     "raw, no ops": ("raw", (), ()),
@@ -69,23 +59,8 @@ TARGETS = {
 PROFILES = {"tpu-v3-8-high": 1.0, "tpu-v5e-8-low": 1.0, "tpu-v5e-8-high": 2.0}
 DRAINED = "none"
 TEXTS = ("RandomResizedCrop(224)", "HorizontalFlip")
-# All of RandAugment's but its shears, its rotation and equalize, which a device refuses.
-TRANSFORMS = ("identity", "translate_x", "translate_y", "brightness", "color", "contrast", "sharpness", "posterize",
-              "solarize", "autocontrast")  # fmt: skip
-ON_DEVICE: dict[str, Sequence[Op]] = {
-    "RandomResizedCrop(224)": (RandomResizedCrop(OUT),),
-    "RandomCrop(224)": (RandomCrop(OUT),),
-    "HorizontalFlip": (HorizontalFlip(),),
-    "ColorJitter(0.4, 0.4, 0.4, 0.1)": JITTER[2:],
-    "Grayscale": (Grayscale(0.1),),
-    "GaussianBlur": (GaussianBlur(0.5),),
-    "RandomErasing": (RandomErasing(),),
-    f"RandAugment, {len(TRANSFORMS)} transforms": (RandAugment(transforms=TRANSFORMS),),
-    "crop and flip": CROP,
-    "crop, flip and jitter": JITTER,
-}
-# Google's bandwidth of the memory, GB/s a chip.
-MEMORY_GB = {"v5e-8": 819, "v6e-8": 1640}
+COMPILED = Path(__file__).parent / "results/compiled-for-tpus.json"
+CHIPS = ("v5e-8", "v6e-8")
 
 
 def main(arguments: list[str]) -> None:
@@ -99,7 +74,7 @@ def main(arguments: list[str]) -> None:
         rows = [*measure_host(caches, args), *measure_idle(caches["raw"], args)]
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         about = {"photos": args.photos, "batch_size": args.batch, "programs": count_programs(caches["raw"], args.batch)}
-    rows += [{"measurement": "device", "ops": name, **costs(ops, args.batch)} for name, ops in ON_DEVICE.items()]
+    rows += [{"measurement": "device", "ops": name, **costs(name, ops)} for name, ops in CHAINS.items()]
     report(rows, about)
     if args.save:
         print(write_result(args.save, about, rows))
@@ -195,37 +170,30 @@ def measure_idle(cache: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 # The device
 
 
-def costs(ops: Sequence[Op], batch_size: int) -> dict[str, Any]:
-    """FLOPs, bytes and temporary memory of an image, and shares of a chip that trains ResNet-50 at its high rate."""
+def costs(name: str, ops: Sequence[Op]) -> dict[str, Any]:
+    """FLOPs of an image, bytes of a batch, and shares of a chip that trains ResNet-50 at its high rate."""
     import jax
     import jax.numpy as jnp
 
     from tpufeed.adapters.jax.arrays import ARRAYS
+    from tpufeed.adapters.jax.sharding import SENDS_ROWS
 
     device_ops = DeviceOps(ops, (SIDE, SIDE))
     given = (
-        jax.ShapeDtypeStruct((batch_size, SIDE, SIDE, 3), jnp.uint8),
-        jax.ShapeDtypeStruct((batch_size, device_ops.width), jnp.float32),
+        jax.ShapeDtypeStruct((1, SIDE, SIDE, 3), jnp.uint8),
+        jax.ShapeDtypeStruct((1, device_ops.width), jnp.float32),
     )
-    apply = partial(device_ops.apply, arrays=ARRAYS)
-    products = sum(iter_product_flops(jax.make_jaxpr(apply)(*given).jaxpr)) / batch_size
-    compiled = jax.jit(apply).lower(*given).compile()
-    analysis = compiled.cost_analysis()
-    flops, moved = (float(analysis[key]) / batch_size for key in ("flops", "bytes accessed"))
-    shares = {}
-    for name, gigabytes in MEMORY_GB.items():
-        tpu = find_tpu(name)
-        rate = tpu.high / tpu.chips
-        shares[f"{name} MXU %"] = 100 * rate * 3 * products / (tpu.peak_tflops * 1e12)
-        shares[f"{name} memory %"] = 100 * rate * moved / (gigabytes * 1e9)
-    return {
-        "numbers": device_ops.width,
-        "mflop": flops / 1e6,
-        "of_products_mflop": products / 1e6,
-        "kb": moved / 1e3,
-        "temporary_kb": compiled.memory_analysis().temp_size_in_bytes / batch_size / 1e3,
-        **shares,
-    }
+    products = sum(iter_product_flops(jax.make_jaxpr(partial(device_ops.apply, arrays=ARRAYS))(*given).jaxpr))
+    found: dict[str, Any] = {"numbers": device_ops.width, "of_products_mflop": products / 1e6}
+    for row in json.loads(COMPILED.read_text())["rows"]:
+        sent = row["way"].startswith("JAX") and row["input"] == ("rows" if SENDS_ROWS else "pixels")
+        if row["program"] == name and row["tpu"] in CHIPS and row["batch"] == BATCH and sent:
+            tpu = find_tpu(row["tpu"])
+            rate = tpu.high / tpu.chips
+            found[f"{tpu.name} mb"] = row["hbm_bytes"] / 1e6
+            found[f"{tpu.name} MXU %"] = 100 * rate * 3 * products / (tpu.peak_tflops * 1e12)
+            found[f"{tpu.name} memory %"] = 100 * rate / BATCH * row["bandwidth_seconds"]
+    return found
 
 
 def iter_product_flops(jaxpr: Any) -> Iterator[float]:
@@ -274,11 +242,10 @@ def report(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
     for row in idle:
         if row["problems"]:
             print(f"  {row['device']}, ops on the {row['ops']}: no verdict: {row['problems'][0]}")
-    keys = {"MFLOP": ("mflop", 2), "products": ("of_products_mflop", 1), "kB": ("kb", 0)}
-    keys |= {"temporary kB": ("temporary_kb", 0), "v5e MXU %": ("v5e-8 MXU %", 2)}
-    keys |= {f"{name[:3]} memory %": (f"{name} memory %", 1) for name in MEMORY_GB}
-    cells = [[row["ops"], *(figure(row[key], digits) for key, digits in keys.values())] for row in device]
-    title = f"The device: an image of {SIDE}x{SIDE}, and shares of a chip that trains ResNet-50 at its high rate"
-    print_table(title, ["ops, by XLA:CPU's lowering", *keys], cells)
+    keys = {"MFLOP of products": ("of_products_mflop", 1)}
+    keys |= {f"{name[:3]} {what}": (f"{name} {what}", 2) for name in CHIPS for what in ("mb", "MXU %", "memory %")}
+    cells = [[row["ops"], *(figure(row.get(key), digits) for key, digits in keys.values())] for row in device]
+    title = f"The device: {BATCH} images of {SIDE}x{SIDE}, and shares of a chip that trains ResNet-50 at its high rate"
+    print_table(title, ["ops, compiled for TPUs", *keys], cells)
     print(f"programs of two epochs of to_jax: {about['programs']}")
     print(describe(machine()))
