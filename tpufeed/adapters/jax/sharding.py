@@ -238,7 +238,8 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
         return device.platform == _PLATFORM and (rows is None or None not in (split, set_mesh))
 
     def run_ops(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
-        columns = {**columns, IMAGE: columns[IMAGE].reshape(-1, *ops.ops.size, 3)}
+        if ops.ops.coefficients is None:
+            columns = {**columns, IMAGE: columns[IMAGE].reshape(-1, *ops.ops.size, 3)}
         if not in_kernel():
             return ops.run(columns, ARRAYS)
         from tpufeed.adapters.jax.kernel import ON_TPU  # takes a second to import
@@ -251,10 +252,8 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
     run = jax.jit(run_ops, static_argnums=0, out_shardings=rows)
 
     def run_columns(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
-        images = columns[IMAGE]
-        if SENDS_ROWS:
-            batch, height, width, channels = images.shape
-            columns = {**columns, IMAGE: images.reshape(batch, height, width * channels)}
+        if SENDS_ROWS and ops.ops.coefficients is None:
+            columns = {**columns, IMAGE: columns[IMAGE].reshape(-1, ops.ops.size[0], ops.ops.size[1] * 3)}
         given = {name: jax.device_put(columns[name], rows) for name in (*ops.names, DEVICE_NUMBERS)}
         # The training loop may have set another mesh, which would be refused.
         with set_mesh(rows.mesh) if set_mesh is not None and rows is not None and in_kernel() else nullcontext():
