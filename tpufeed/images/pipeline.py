@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
-from tpufeed.images.coefficients import to_jpeg
+from tpufeed.images.coefficients import Coefficients, to_jpeg, unpack_into
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, turn
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import DCT_START, JPEG_START, read_jpeg_header
@@ -38,10 +38,17 @@ class Pipeline:
         fast: as in `decode`.
         upright: turn encoded images by their EXIF orientation before ops see them.
         whole: decode no JPEG at a fraction of its size: on a device, ops see the pixels of the whole image.
+        coefficients: unpack those of DCT images, which a device decodes. Without ops.
     """
 
     def __init__(
-        self, ops: Sequence[Op], seed: int, fast: bool = False, upright: bool = False, whole: bool = False
+        self,
+        ops: Sequence[Op],
+        seed: int,
+        fast: bool = False,
+        upright: bool = False,
+        whole: bool = False,
+        coefficients: Coefficients | None = None,
     ) -> None:
         for op in ops:
             if not isinstance(op, WindowOp | PixelOp) or isinstance(op, type):
@@ -54,6 +61,7 @@ class Pipeline:
         self.fast = fast
         self.upright = upright
         self.whole = whole
+        self.coefficients = coefficients
         # Checked once: `isinstance` with a Protocol takes 13 us on Python 3.11, with the GIL held.
         self._steps: list[_Step] = [
             (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
@@ -110,13 +118,16 @@ class Pipeline:
             data: an encoded image, or its uint8 pixels in C order.
             shape: shape of the pixels, or None or () if `data` is encoded.
             draws: one entry per op.
-            out: uint8 C-contiguous memory of the result's shape. It is returned.
+            out: uint8 C-contiguous memory of the result's shape, int8 for coefficients. It is returned.
             buffer: memory to decode into, see `decode`.
 
         Raises:
             ImageError: `data` does not decode, or is not of `out`'s size and no op changes the size.
             OpError, OptionError: a `Custom` op failed.
         """
+        if self.coefficients is not None and out is not None:
+            unpack_into(data, self.coefficients, out)
+            return out
         if shape:
             return self.run(np.frombuffer(data, np.uint8).reshape(shape), draws, out)
         try:

@@ -205,7 +205,7 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     live = _DEFAULT_OPS if default else asked.ops
     with Loader(data, split, ops=live, device_ops=later, world=(0, 1)) as loader:
         stream = loader.stream
-        shape = stream.image_shape if stream.device_ops is None else (*stream.device_ops.ops.size, 3)
+        shape = stream.image_shape if stream.device_ops is None else stream.device_ops.sent.shape
         ops, shares = stream.pipeline.ops[: len(stream.pipeline.ops) - len(later)], stream.shares
     dataset = sources[max(range(len(sources)), key=shares.__getitem__)]
     notes = [_NOTE_ON_OPS] if default else []

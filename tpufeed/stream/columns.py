@@ -225,9 +225,8 @@ class Columns:
     names: tuple[str, ...]
     mask: str
 
-    def before_device_ops(self, size: tuple[int, int], numbers: int) -> "Columns":
-        """Return the columns with images of this size, (height, width), and `numbers` numbers for the device ops."""
-        image = Column(IMAGE, "uint8", (*size, 3))
+    def before_device_ops(self, image: Column, numbers: int) -> "Columns":
+        """Return the columns with this one of images, and `numbers` numbers for the device ops."""
 
         def changed(columns: tuple[Column, ...]) -> tuple[Column, ...]:
             return tuple(image if column.name == IMAGE else column for column in columns)

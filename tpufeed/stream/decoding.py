@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import numpy as np
 
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.order import Ints
@@ -13,6 +14,7 @@ from tpufeed.dataset.reader import ClassIds, Dataset
 from tpufeed.dataset.sample import iter_flip_warnings
 from tpufeed.dataset.schema import HEIGHT, WIDTH, FeatureSpec, fixed_ints
 from tpufeed.errors import OptionError, advised
+from tpufeed.images.coefficients import of_quality
 from tpufeed.images.description import from_dict
 from tpufeed.images.device import DeviceOps
 from tpufeed.images.mixing import MixingOp
@@ -20,7 +22,7 @@ from tpufeed.images.ops import Custom, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Op
 from tpufeed.images.rng import uniforms
-from tpufeed.stream.columns import IMAGE, LABEL, SAMPLE, Array, Columns, Items, Mask, Picture, resolve_columns
+from tpufeed.stream.columns import IMAGE, LABEL, SAMPLE, Array, Column, Columns, Items, Mask, Picture, resolve_columns
 from tpufeed.stream.joint import JointPipeline
 from tpufeed.stream.mixing import BatchOps, Mixing
 from tpufeed.stream.options import LoaderOptions
@@ -81,6 +83,8 @@ class Decoding:
         """Return what ops that run over whole batches do to these samples, float32 of shape (samples, numbers)."""
         ops, seed = self.mixing_here or self.device_ops, self.pipelines[0].seed
         assert ops is not None, "there is a column for them"
+        if not self.numbered:
+            return np.empty((len(samples), 0), np.float32)
         return ops.parameters([uniforms(seed, epoch, samples, place, op.draws) for place, op in self.numbered])
 
 
@@ -137,8 +141,10 @@ def plan_decoding(
         made=pipelines,
         drawn=pipelines,
     )
-    if options.device_ops and columns.images:
-        plan = _plan_device_ops(plan, manifest, Pipeline(views[0], 0), options.device_ops, on_device)
+    is_coded = manifest.cache is not None and manifest.cache.encode == "dct"
+    later_ops = options.device_ops if options.views is None else None
+    if later_ops is not None and (later_ops or is_coded) and columns.images:
+        plan = _plan_device_ops(plan, manifest, Pipeline(views[0], 0), later_ops, on_device)
     custom = next((op for op in pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
     return plan if custom is None else replace(plan, joint=_cut_at(plan, custom))
 
@@ -194,6 +200,11 @@ def plan_batches(sources: Sequence[SampleSource], options: LoaderOptions, on_dev
                     f"the column {name!r} is {said[0]} in {sources[0].label} and {said[1]} in {source.label}; a batch "
                     f"needs one shape and type: {ops}leave the column out of columns="
                 )
+        if other.made[0].coefficients != plans[0].made[0].coefficients:
+            raise OptionError(
+                f"{source.label} is a cache of another quality than {sources[0].label}, and a device decodes with one: "
+                "leave device_ops out, or warm one of them again"
+            )
     return plans
 
 
@@ -212,19 +223,28 @@ def _plan_device_ops(
             f"again: read {_whole()}; or leave RandomResizedCrop out of device_ops"
         )
     first = next((number for number, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
-    image_ops, mixing = DeviceOps(ops[:first], size), None
+    coefficients = None
+    if cache is not None and cache.encode == "dct":
+        if here.ops:
+            raise OptionError(
+                f"{plan.url}: {type(here.ops[0]).__name__} runs on the host, before device_ops, and needs pixels, but "
+                "of a cache of --encode dct a device gets coefficients: put it first in device_ops, or leave "
+                "device_ops out"
+            )
+        coefficients = of_quality(size, int(manifest.options["quality"]))
+    image_ops, mixing = DeviceOps(ops[:first], size, coefficients), None
     if first < len(ops):
         mixing = _plan_mixing(plan, ops[first:], image_ops.out_size, len(manifest.class_names))
     device_ops = BatchOps(image_ops, mixing)
     # Draws of an op depend on its place among all ops.
     numbered = tuple(enumerate(ops, len(here.ops)))
     if on_device:
-        columns = plan.columns.before_device_ops(size, device_ops.width)
-        made = [Pipeline(here.ops, whole.seed, whole.fast, whole.upright)]
+        columns = plan.columns.before_device_ops(device_ops.sent, device_ops.width)
+        made = [Pipeline(here.ops, whole.seed, whole.fast, whole.upright, coefficients=coefficients)]
         drawn = plan.pipelines if columns.fields else made
         return replace(plan, device_ops=device_ops, numbered=numbered, columns=columns, made=made, drawn=drawn)
     if mixing is not None:
-        columns = plan.columns.before_device_ops(image_ops.out_size, mixing.width)
+        columns = plan.columns.before_device_ops(Column(IMAGE, "uint8", (*image_ops.out_size, 3)), mixing.width)
         plan = replace(plan, columns=columns, mixing_here=mixing)
     return replace(plan, device_ops=device_ops, numbered=numbered[first:])
 

@@ -302,7 +302,7 @@ class HostStream(LedStream):
         ops = self.device_ops if on_device else None
         if ops is None:
             return self.form, [self._columns[name] for name in self.form.names]
-        sent = self._columns | {IMAGE: Column(IMAGE, "uint8", (*ops.ops.size, 3))}
+        sent = self._columns | {IMAGE: ops.sent}
         sent |= {column.name: column for column in self.columns.every if column.name == LABEL}
         columns = [*(sent[name] for name in self.form.names), Column(DEVICE_NUMBERS, "float32", (ops.width,))]
         return BatchForm((*self.form.names, DEVICE_NUMBERS), as_dict=True), columns

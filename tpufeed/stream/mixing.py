@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tpufeed.images.device import Arrays, BatchDraws, DeviceOps
 from tpufeed.images.mixing import MixingOp
-from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array
+from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array, Column
 
 
 class Mixing:
@@ -100,6 +100,14 @@ class BatchOps:
         if self.ops.width:
             parts.insert(0, self.ops.parameters(draws[:first]))
         return np.concatenate(parts, 1)
+
+    @property
+    def sent(self) -> Column:
+        """The column of images that a device gets: pixels, or coefficients."""
+        coefficients = self.ops.coefficients
+        if coefficients is None:
+            return Column(IMAGE, "uint8", (*self.ops.size, 3))
+        return Column(IMAGE, "int8", coefficients.shape)
 
     @property
     def names(self) -> tuple[str, ...]:
