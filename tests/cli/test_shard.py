@@ -191,6 +191,7 @@ OF_OTHER_TESTS = {
     "--column",  # test_columns_shapes.py
     "--label-separator",  # test_understood.py
     "--split-with",  # sharding/test_groups.py
+    *("--label-type", "--class-level", "--unlabelled", "--rename"),  # sharding/test_labels.py
     *("--image-column", "--masks"),  # test_pictures.py
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--group-by",  # sources/test_table_boxes.py

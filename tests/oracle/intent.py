@@ -37,7 +37,7 @@ CLASSES = ("ant", "bee", "cow")
 CHANGES = {
     "samples": {"--image", "--group-by"},
     "splits": {"--split-by"},
-    "labels": {"--label", "--label-separator", "--group-by"},
+    "labels": {"--label", "--label-separator", "--label-type", "--class-level", "--group-by"},
     "boxes": {"--boxes", "--box-format", "--group-by", "--label"},
     "levels": {"--policy"},
     "texts": {"--label"},
@@ -140,7 +140,7 @@ def draw_folder(layout):
         layout.strays += 2
     layout.url = str(layout.folder / "src")
     if depth == "domain/class" and layout.pick("told", False, False, True):
-        layout.options += ["--label", "parent"]
+        layout.options += ["--class-level", "-1"]
 
 
 def draw_labels(layout, form):

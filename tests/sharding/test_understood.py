@@ -130,7 +130,7 @@ def test_labels_in_one_text_and_labels_that_are_values(table, tmp_path):
         )
     source = table([{"path": f"{n}.png", "label": 20.5 + n} for n in range(4)])
     (said,) = preview_shard(source, tmp_path / "e").listed.warnings
-    assert "--label none" in said
+    assert "--label-type number" in said
     with pytest.raises(OptionError, match="label_separator"):
         preview_shard(source, tmp_path / "e", label_separator="")
 
@@ -143,8 +143,8 @@ def test_the_same_folders_inside_of_several_classes(photo, tmp_path):
     assert preview_shard(tmp_path / "src", tmp_path / "d").listed.warnings == ()  # only one folder is shared
     photo("grey/images/healthy/1.png", 9)
     (said,) = preview_shard(tmp_path / "src", tmp_path / "d").listed.warnings
-    assert "--label parent" in said
-    result = tpufeed.shard(tmp_path / "src", tmp_path / "d", workers=1, label="parent")
+    assert "--class-level -1" in said
+    result = tpufeed.shard(tmp_path / "src", tmp_path / "d", workers=1, class_level=-1)
     assert (result.manifest.class_names, result.listed.warnings) == (("healthy", "rust", "scab"), ())
 
 

@@ -39,9 +39,9 @@ def test_whole_numbers_are_ids_as_they_stand(labels):
     assert classes.ids == {label: int(float(label)) for label in labels if label is not None}
 
 
-def test_folders_called_by_numbers_are_names():
-    """tf.keras and torchvision sort them as text, too."""
-    assert ids(["10", "9", "1"], are_names=True) == {"1": 0, "10": 1, "9": 2}
+def test_folders_called_by_numbers_are_names_in_the_order_of_numbers():
+    assert ids(["10", "9", "1"], are_names=True) == {"1": 0, "9": 1, "10": 2}
+    assert ids(["10", "9", "b1"], are_names=True) == {"10": 0, "9": 1, "b1": 2}
 
 
 def test_one_name_among_numbers_makes_all_of_them_names():
@@ -146,7 +146,7 @@ def test_names_among_numbers_are_told():
     assert "12 of 13" in said
     assert "--classes FILE" in said
     (said,) = warnings({"9": 6, "10": 6, "9.5": 1})  # which no list of classes makes ids of
-    assert "--label none" in said
+    assert "--label-type number" in said
     assert "--classes" not in said
     assert warnings({"9": 6, "cat": 6}, fixed=("cat",)) == warnings({"9": 6, "10": 6, "cat": 6}, are_names=True) == []
 

@@ -168,9 +168,11 @@ def test_all_that_changes_bytes_stands_in_the_plan():
 def test_no_option_is_left_out_of_the_plan():
     plain = dict.fromkeys(("split_by", "split_with", "image", "group_by", "box_format", "keypoints", "label"), "xywh")
     given = plain | {"columns": {"a": "int64"}, "masks": "m", "label_separator": "|", "boxes": "b", "flip_pairs": "1:2"}
+    given |= {"class_level": 2, "rename": {"a": "b"}}
     given |= {"box_columns": ["c"], "boxes_outside": "clip", "names": "kaggle", "keeps_classes": True, "classes": ["x"]}
     others = ShardOptions(splits="a=1", shards=2).to_dict() | ShardOptions(outlines="instance").to_dict()
     others |= ShardOptions(image_columns={"d": "e:mask"}, shard_bytes=9).to_dict()
+    others |= ShardOptions(label_type="number", unlabelled="keep").to_dict()
     assert (ShardOptions.of_flat(given).to_dict() | others).keys() >= OPTIONS.keys() - {"bands"}
 
 
@@ -184,6 +186,10 @@ def test_no_option_is_left_out_of_the_plan():
         ({"splits": "train", "split_by": "fold"}, "splits"),
         ({"shard_bytes": "many"}, "'many'"),
         ({"splits": ""}, "split"),
+        ({"class_level": 0}, "from 1"),
+        ({"label_type": "number", "classes": ["x"]}, "one number per sample"),
+        ({"unlabelled": "keep", "names": "kaggle"}, "no place"),
+        ({"rename": {"a": "c", "b": "c"}}, "the same name"),
         ({"classes": []}, "classes"),
     ],
 )

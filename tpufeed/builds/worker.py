@@ -50,7 +50,8 @@ class Output:
     def add(self, images: int = 0, size: int = 0, rejects: int = 0, labels: Iterable[int] = ()) -> None:
         """Count images (one per variant of a sample) of `size` bytes in all, and a sample for its classes."""
         for label in labels:
-            self.class_counts[label] += 1
+            if label >= 0:  # not an unlabelled sample's
+                self.class_counts[label] += 1
         done = self._done
         done[0] += images
         done[1] += size

@@ -28,6 +28,9 @@ def shard_command(
     image: flags.Image = None,
     label: flags.Label = None,
     label_separator: Annotated[str | None, flags.in_source(metavar="TEXT")] = None,
+    label_type: Annotated[str, flags.in_source(metavar="TYPE", autocompletion=one_of("class", "number"))] = "class",
+    class_level: Annotated[int, flags.in_source(metavar="N")] = 1,
+    unlabelled: Annotated[str, flags.in_source(metavar="HOW", autocompletion=one_of("reject", "keep"))] = "reject",
     classes: Annotated[
         Path | None,
         flags.in_source(
@@ -44,6 +47,13 @@ def shard_command(
             help="Type and shape of a further column: embedding:float32[512], or tags:int64[] for any number. "
             "Repeatable.",
             show_default="from its values",
+        ),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        flags.in_source(
+            metavar="OLD=NEW",
+            help="New name of a further column, e.g. bbox=boxes. Other options name it as the source does. Repeatable.",
         ),
     ] = None,
     shard_bytes: Annotated[str | None, flags.in_shards("--shard-size", metavar="SIZE")] = None,
@@ -127,6 +137,7 @@ def shard_command(
     """
     values: dict[str, Any] = locals() | {
         "columns": parse_pairs(columns, "type of a column", "embedding:float32[512]"),
+        "rename": parse_pairs(rename, "new name of a column", "old=new") or None,
         "image_columns": parse_pairs(image_columns, "image column", "mask=mask_path:mask") or None,
         "box_columns": None if box_columns is None else box_columns.split(","),
         "engine": engine_of_flags(engine, workers, ray_address, beam),

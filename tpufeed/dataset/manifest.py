@@ -334,6 +334,17 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return any(feature.name == LABEL for feature in self.features)
 
     @property
+    def has_unlabelled(self) -> bool:
+        """True if some samples have no class. Their label is -1."""
+        is_counted = self.labelled and bool(self.class_names) and not several_labels(self.features)
+        return is_counted and any(sum(each.class_counts) < each.records for each in self.splits.values())
+
+    @property
+    def has_label(self) -> bool:
+        """True if loaders give a label by default: a class, or a number."""
+        return self.labelled or any((each.name, each.dtype) == ("label", "float32") for each in self.features)
+
+    @property
     def records(self) -> dict[str, int]:
         """Samples by split."""
         return {name: split.records for name, split in self.splits.items()}

@@ -265,7 +265,8 @@ class Dataset(Summary):
         labels, kept = self.labels(split), chosen.samples()
         classes = len(self.manifest.splits[split].class_counts)
         if labels.starts is None:
-            counts = np.bincount(labels.values[kept], minlength=classes).tolist()
+            found_labels = labels.values[kept]
+            counts = np.bincount(found_labels[found_labels >= 0], minlength=classes).tolist()
         else:
             lengths = np.diff(labels.starts)
             is_kept = np.repeat(np.isin(np.arange(len(lengths)), kept), lengths)
@@ -441,12 +442,14 @@ class ClassIds:
         ids: the loader's id for each of them, int64, or None if they are equal.
         names: names of the loader's classes, or None if they are those of the dataset.
         is_mixture: True if the dataset is one of several.
+        least: -1 if some samples have no class.
     """
 
     declared: int
     ids: Ints | None = None
     names: tuple[str, ...] | None = None
     is_mixture: bool = False
+    least: int = 0
 
     def of(self, labels: Any, place: Callable[[int], str]) -> Ints:
         """Return the loader's ids of stored labels.
@@ -456,22 +459,24 @@ class ClassIds:
         """
         # For every framework, and before any sees it: JAX would print `loss nan`, others would train garbage.
         found, count = np.asarray(labels, np.int64), self.declared if self.ids is None else len(self.ids)
-        if count and found.size and found.view(np.uint64).max() >= count:  # labels below 0 are the largest
-            number = int(((found < 0) | (found >= count)).argmax())
+        if count and found.size and (found - self.least).view(np.uint64).max() >= count - self.least:  # below: largest
+            number = int(((found < self.least) | (found >= count)).argmax())
             raise RecordError(
                 f"{place(number)}: its label is {found[number]}, and the dataset declares {count} classes, 0 to "
                 f"{count - 1}. Its files or its manifest were changed: build it again, or adopt the files again with "
                 "--classes for all of them"
             )
-        return found if self.ids is None else self.ids[found]
+        return (
+            found if self.ids is None else np.where(found < 0, -1, self.ids[found]) if self.least else self.ids[found]
+        )
 
 
 def own_ids(dataset: Dataset) -> ClassIds:
     """Return the ids of a dataset that is read alone. Those of a view may not be the dataset's."""
-    declared = len(dataset.manifest.class_names)
+    declared, least = len(dataset.manifest.class_names), -dataset.manifest.has_unlabelled
     if dataset.selection is None or dataset.selection.classes is None:
-        return ClassIds(declared)
-    return ClassIds(declared, renumber(dataset), dataset.class_names)
+        return ClassIds(declared, least=least)
+    return ClassIds(declared, renumber(dataset), dataset.class_names, least=least)
 
 
 def renumber(dataset: Dataset, ids: Ints | None = None) -> Ints:

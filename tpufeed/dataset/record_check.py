@@ -71,6 +71,7 @@ class RecordCheck:
         ]
         self._texts = [spec.dtype == "string" for spec in self._rest]
         self._classes = len(manifest.class_names)
+        self._least = -1 if manifest.has_unlabelled else 0
         self._names = [name.encode() for name in manifest.class_names]
         self._label, self._text = (
             next((spec for spec in features if spec.name == name), None) for name in (LABEL, TEXT)
@@ -117,7 +118,7 @@ class RecordCheck:
             if len(image) != math.prod(shape):
                 problems.append(f"the image has {len(image)} bytes, but a tensor of {shape} takes {math.prod(shape)}")
             problems += _size_problems(ints, shape)
-        if label is not None and self._classes and not 0 <= label < self._classes:
+        if label is not None and self._classes and not self._least <= label < self._classes:
             problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")
         if problems:
             raise RecordError("; ".join(problems))

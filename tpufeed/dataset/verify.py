@@ -390,7 +390,7 @@ class _ClassCounts:
         """Count the labels of one shard's variants."""
         for variant, found in enumerate(shards) if self._counted else ():
             known = found.labels[found.labels != _UNKNOWN]
-            self._counts[variant] += np.bincount(known, minlength=len(self._names))
+            self._counts[variant] += np.bincount(known[known >= 0], minlength=len(self._names))
             self._complete[variant] &= len(known) == found.entry.records
 
     def iter_damages(self) -> Iterator[Damage]:

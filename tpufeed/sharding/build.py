@@ -10,7 +10,7 @@ from tpufeed.images.policy import Images
 from tpufeed.options import Count, Whole, checked
 from tpufeed.sharding.append import AppendRecipe
 from tpufeed.sharding.recipe import ShardRecipe
-from tpufeed.sources.options import OPTIONS, Boxes, NameStyle, ShardOptions
+from tpufeed.sources.options import OPTIONS, Boxes, LabelType, NameStyle, ShardOptions, Unlabelled
 from tpufeed.sources.outlines import Outlines
 
 _GROUPED = {
@@ -31,6 +31,9 @@ def shard(  # noqa: PLR0913  # the public face
     image: str | None = None,
     label: str = "auto",
     label_separator: str | None = None,
+    label_type: LabelType = "class",
+    class_level: int = 1,
+    unlabelled: Unlabelled = "reject",
     classes: str | Path | Sequence[str] | None = None,
     shard_bytes: str | int | None = None,
     shards: Count | None = None,
@@ -39,6 +42,7 @@ def shard(  # noqa: PLR0913  # the public face
     seed: Whole = 0,
     images: Images | None = None,
     columns: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
     masks: str | Path | None = None,
     group_by: str | None = None,
@@ -75,10 +79,14 @@ def shard(  # noqa: PLR0913  # the public face
         image: the table column that holds paths, names or images, or the place of the images whose names it holds:
             "train_images", "train_images/{}.jpg" or "train_images/{image_id}.jpg"; the extension of the images in tars;
             or the folder that COCO's file names are relative to, like "train=DIR,val=DIR" for several splits.
-        label: "auto", "none", the column or key that holds the labels, or "parent", which takes the innermost folders
-            of images for the classes instead of the outer ones.
+        label: "auto", "none", the column or key that holds the labels, or a table's columns of 0 and 1, one for each
+            class, like "rust,scab". Empty fields are 0.
         label_separator: what stands between several labels in one text, like "|" in "Mass|Nodule": such a sample has
             a list of labels.
+        label_type: "class", or "number" for a measured value: the column "label" is float32, and there are no classes.
+        class_level: the folder that names the class, if folders are nested: 2 is the second one, -1 the innermost.
+        unlabelled: "reject" samples without a label beside labelled ones, or "keep" them with the label -1 (NaN if
+            labels are numbers). Of a folder they are the images outside of all class folders.
         classes: names of the classes in the order of their ids, or a file with one name per line. Default: the names
             that occur.
         shard_bytes: aim for shards of this size, in bytes or like "64MB". Default: 128 MB.
@@ -92,6 +100,8 @@ def shard(  # noqa: PLR0913  # the public face
         images: how images are checked, presized and stored, and what becomes of odd ones, see `tpufeed.Images`.
         columns: types and shapes of further columns if their values do not tell, like {"embedding": "float32[512]"};
             `[]` means any number of values, `[,2]` any number of pairs. Rows that do not fit are rejected (bad_column).
+        rename: new names of further columns, like {"bbox": "boxes"}, as those of datasets that are mixed have to be
+            equal. Other options name columns as the source does.
         image_columns: further images of each sample, like {"mask": "mask_path:mask"}: a name, the table column with
             their paths or the suffix of their files in a tar ("mask.png"), and a kind: "image"; "mask", a PNG with one
             channel of 8 bits; "depth", a PNG of 16 bits. Masks have the size of the upright image, are resized with it

@@ -7,10 +7,11 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import shlex
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,20 +38,29 @@ from tpufeed.sources.boxes import FORMATS, mark_boxes
 from tpufeed.sources.columns import ColumnTypes, as_text, encode_values, long_as_text
 from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sources.kinds import find_source
-from tpufeed.sources.labels import Classes, bad_label, extend_classes, iter_class_warnings, join_names, make_classes
+from tpufeed.sources.labels import (
+    Classes,
+    bad_label,
+    extend_classes,
+    is_missing_label,
+    iter_class_warnings,
+    join_names,
+    make_classes,
+)
 from tpufeed.sources.options import ShardOptions, names_in
 from tpufeed.sources.outlines import MOST_VALUES
 from tpufeed.sources.paths import file_of_row, identity_of
-from tpufeed.sources.source import Contents, Found, Source, read_size, size_columns
+from tpufeed.sources.source import NUMBER, Contents, Found, Source, read_size, size_columns
 from tpufeed.sources.table import box_flags, group_of
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.reading import READS, DamagedReadError
-from tpufeed.text import format_percent, format_value
+from tpufeed.text import format_names, format_percent, format_value
 
 _logger = logging.getLogger(__name__)
 _AT_ONCE = 4096
 _CACHE_BYTES = 16 << 20  # of SQLite, which sorts as much at a time
 _MOST_SPLITS = 100
+_NUMBERS = ", as numbers (float32)"
 _FIRST_REJECTS = 3  # rejects that an error shows
 _FILE = "CASE file WHEN '' THEN path ELSE identity_of(file) END"
 # An item, and what the queries sort and choose by.
@@ -119,14 +129,13 @@ class Inventory:
         self.growth = None if standing is None else Growth(standing, self.database, self.base)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
-        types = ColumnTypes(declared, options.boxes.columns or ())
+        types = ColumnTypes(declared, [options.name_of(name) for name in options.boxes.columns or ()])
         has_boxes = contents.boxes is not None or contents.keypoints is not None
         held_by, first_box = names_in(options.split_with), ""
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
-        items, base = source.iter_items(found), self.base if source.spells_files else None
-        if options.label_separator is not None:
-            items = map(partial(split_label, options.label_separator, contents.boxes is not None), items)
+        items = iter_as_asked(source.iter_items(found), options, contents.boxes is not None)
+        base = self.base if source.spells_files else None
         self.database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs({_COLUMNS});"
             "DROP TABLE IF EXISTS digests; CREATE TABLE digests(row INTEGER PRIMARY KEY, digest BLOB);"
@@ -159,12 +168,12 @@ class Inventory:
                 taken = self._count_left(types, list_lengths)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         self._find_features(labels, taken, list_lengths, types, contents, source.labels_are_names)
-        columns = [spec.name for spec in self.schema]
+        columns, are_numbers = [spec.name for spec in self.schema], options.label_type == "number"
         groups, said_of_groups = self._look_at_groups(shares) if held_by else ("", ())
         warnings = (
             *found.notes,
             *said_of_groups,
-            *source.iter_warnings(found, self.classes.names if self.labelled else None, columns),
+            *source.iter_warnings(found, self.classes.names if self.labelled or are_numbers else None, columns),
             *iter_class_warnings(labels, self.classes, source.labels_are_names or contents.class_names is not None),
             *types.iter_warnings(),
             *(() if has_outlines else ("no object has an outline, only a box: all masks are empty",)),
@@ -195,6 +204,8 @@ class Inventory:
         if not is_fixed and names == tuple(map(str, range(len(names)))):
             ids = ", whose whole numbers are class ids"
         several = ", several for a sample" if self.several_labels else ""
+        several += ", none for some (-1)" if self.labelled and options.unlabelled == "keep" and labels[None] else ""
+        said = ids + several if self.labelled else _NUMBERS if options.label_type == "number" else None
         counts = Counter[int]()
         for label, number in listed.ids.items():
             counts[number] += labels[label]
@@ -205,7 +216,7 @@ class Inventory:
         return Listed(
             kind=source.what,
             why=source.why,
-            labels=source.labels_from + ids + several if self.labelled else "",
+            labels="" if said is None else source.labels_from + said,
             classes={listed.names[number]: counts[number] for number in sorted(+counts)[:MOST_CLASSES]},
             class_count=len(listed.names),
             splits=(source.splits_from if source.splits else dealt) + groups,
@@ -346,8 +357,14 @@ class Inventory:
         """
         options, standing = self.options, self.standing
         self.labelled = options.label != "none" and (set(labels) != {None} or contents.class_names is not None)
-        if options.label not in ("auto", "none") and set(labels) == {None}:
+        if options.label not in ("auto", "none") and set(labels) == {None} and options.label_type == "class":
             raise OptionError(f"no sample has a label in {options.label!r}")
+        first = next((label for label in labels if label is not None), None)
+        if options.label_separator and first is not None and standing is None and max(list_lengths, default=0) < 2:
+            raise OptionError(
+                f"{self.base}: no label has the separator {options.label_separator!r}, like {format_value(first)}. "
+                "Give what stands between several labels, or leave --label-separator out"
+            )
         of_lists = standing is not None and several_labels(standing.manifest.features)
         self.several_labels = self.labelled and (of_lists or bool(list_lengths))
         if self.several_labels:  # a sample without a list has one label or no label
@@ -380,6 +397,11 @@ class Inventory:
             raise OptionError("flip_pairs are for keypoints. Name the column that holds them: --keypoints COLUMN")
         features = mark_boxes(features, contents.boxes, contents.box_columns, are_cut, pairs)
         self.features = kaggle_keys(features) if options.names == "kaggle" else features
+        have = [spec.name for spec in self.features[len(own) :]]
+        unknown = next((old for old, new in (options.rename or {}).items() if new not in have), None)
+        if unknown is not None and standing is None:
+            names = format_names(have) or "none"
+            raise OptionError(f"--rename {unknown}: no sample has such a column. The further columns are {names}")
         self.schema = tuple(spec for spec in self.features[len(own) :] if not spec.is_picture)
         if standing is not None:
             self._check_columns(standing)
@@ -441,7 +463,8 @@ class Inventory:
             number, numbers = -1, tuple(ids.get(each, -1) for each in names)
         else:
             number = -1 if isinstance(name, tuple) else ids.get(name, -1)
-            if self.labelled and number < 0 and problem is None:
+            is_kept = self.options.unlabelled == "keep" and not isinstance(name, tuple) and is_missing_label(name)
+            if self.labelled and number < 0 and problem is None and not is_kept:
                 problem = bad_label(None if isinstance(name, tuple) else name, self.classes)
         return msgspec.structs.replace(
             item,
@@ -502,6 +525,32 @@ def _with_size(item: Item) -> Item:
     pixels, wrong = read_size(values[height], values[width])
     problem = item.problem or (("bad_box", f"the columns {width!r} and {height!r} have {wrong}") if wrong else None)
     return msgspec.structs.replace(item, pixels=item.pixels or pixels, problem=problem)
+
+
+def iter_as_asked(items: Iterator[Item], options: ShardOptions, has_boxes: bool) -> Iterator[Item]:
+    """Return items with their labels and names of columns as the options say. With boxes labels are theirs."""
+    if options.label_separator is not None:
+        items = map(partial(split_label, options.label_separator, has_boxes), items)
+    if options.label_type == "number":
+        items = map(partial(number_label, options.unlabelled == "keep"), items)
+    return map(partial(rename_columns, options.rename), items) if options.rename else items
+
+
+def number_label(keeps_unlabelled: bool, item: Item) -> Item:
+    """Return an item with its label as the column "label". A missing one is NaN, and a problem unless it is kept."""
+    is_missing = item.label_name is None
+    problem = ("bad_label", "the sample has no label") if is_missing and not keeps_unlabelled else None
+    values = {**(item.values or {}), NUMBER: math.nan if is_missing else item.label_name}
+    return msgspec.structs.replace(item, label_name=None, values=values, problem=item.problem or problem)
+
+
+def rename_columns(names: Mapping[str, str], item: Item) -> Item:
+    """Return an item whose columns have new names. Raises OptionError if a column has one already."""
+    values = {names.get(name, name): value for name, value in (item.values or {}).items()}
+    if len(values) < len(item.values or {}):
+        old, new = next((old, new) for old, new in names.items() if {old, new} <= (item.values or {}).keys())
+        raise OptionError(f"{item.path} has columns {old!r} and {new!r}: --rename {old}={new} would join them")
+    return msgspec.structs.replace(item, values=values) if values else item
 
 
 def split_label(separator: str, of_boxes: bool, item: Item) -> Item:

@@ -86,7 +86,7 @@ class SampleMaker:
             rest[LABEL] = Feature("int64", item.labels)
             rest[TEXT] = Feature("bytes", [self.names[label] for label in item.labels])
         elif self.labelled:
-            rest[TEXT] = Feature("bytes", (self.names[item.label],))
+            rest[TEXT] = Feature("bytes", (self.names[item.label] if item.label >= 0 else b"",))
         return rest | decode_values(item.columns, self._columns) if self._columns else rest
 
     def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:

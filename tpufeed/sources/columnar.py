@@ -208,11 +208,11 @@ class ColumnarSource(Source):
                 self._plain |= find_plain(file)
                 layout = _Layout(file, f"{store.url}/{name}", self._plain)
                 columns = layout.choose(options)
-                names = layout.class_names(columns.label)
+                names = layout.class_names(columns.label) or columns.flags
             if names and options.label != "none" and self.contents.class_names is None:
                 self.contents = Contents(class_names=names)
         named = ", with its list of names" if self.contents.class_names is not None else ""
-        self.labels_from = f"the column {columns.label}{named}"
+        self.labels_from = f"{columns.labels_from}{'' if columns.flags else named}"
         self.splits_from = "the names of the files" if self._by_name else f"the column {columns.split}"
 
     def iter_items(self, found: Found) -> Iterator[Item]:

@@ -21,13 +21,13 @@ from tpufeed.sources.paths import IMAGE_SUFFIXES, is_hidden, is_image_name, stem
 from tpufeed.sources.source import SPLIT_NAME, Folder, Found, Place, Source, listing
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store, url_scheme
-from tpufeed.text import format_names
+from tpufeed.text import format_count, format_names
 
 _SHOWN = 3
 _TEXT = ".txt"
 _OF_ANNOTATIONS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".xml", _TEXT)
 _MOST_NESTED = 1000
-PARENT = "parent"  # as the label: the folder right around an image
+_LEVELS = {1: "first", 2: "second", 3: "third", -1: "innermost"}
 
 
 class FolderSource(Source):
@@ -44,10 +44,10 @@ class FolderSource(Source):
             raise OptionError(
                 "--image is for the column of a table or the extension of images in tars, not for folders"
             )
-        if label not in ("auto", "none", PARENT):
+        if label not in ("auto", "none"):
             raise OptionError(
-                f"the labels of a folder are its class folders ({PARENT}: the innermost ones), or none. It has no "
-                f"column {label!r}"
+                "the labels of a folder are its class folders (of nested ones those of --class-level), or none. It has "
+                f"no column {label!r}"
             )
         if options.split_by not in (None, "folder"):
             raise OptionError(f"a folder is split by 'folder' or by shares. It has no column {options.split_by!r}")
@@ -59,8 +59,8 @@ class FolderSource(Source):
             )
         self._store, self._options, self.base = store, options, store.url
         self.splits = split_folders and options.split_shares is None
-        place_of_class = "innermost" if label == PARENT else "second" if self.splits else "first"
-        self.labels_from = f"the {place_of_class} folders"
+        level = options.class_level + (self.splits and options.class_level > 0)
+        self.labels_from = f"the {_LEVELS.get(level, f'{level}.')} folders"
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the images. The first folder of a path is its split, if there are split folders, the next its class."""
@@ -83,17 +83,18 @@ class FolderSource(Source):
                 if self.splits and not folders:
                     raise SourceError(f"{store.url}: {info.name} is beside the folders of splits. Move it into one")
                 split = folders.pop(0) if self.splits else None
-                label = folders[-1 if self._options.label == PARENT else 0] if folders and labelled else None
+                label = self._class_of(info.name, folders) if folders and labelled else None
                 classed += label is not None
                 if label is not None and len(folders) > 1 and len(self._innermost) < _MOST_NESTED:
                     self._nested.add((label, folders[1]))
                     self._innermost.add((label, folders[-1]))
                 if label is None and len(beside) < _SHOWN:
                     beside.append(info.name)
-                if labelled and classed and beside:
+                if labelled and classed and beside and self._options.unlabelled == "reject":
                     raise SourceError(
                         f"{store.url}: images are beside the class folders ({', '.join(beside)} ...). Move them into a "
-                        "class folder, give one folder only, or pass --label none to take all images without labels"
+                        "class folder, give one folder only, or pass --label none to take all images without labels, "
+                        "or --unlabelled keep to take these without"
                     )
                 problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
                 try:
@@ -108,6 +109,15 @@ class FolderSource(Source):
             found.ignored_files["special files"] = special
         if labelled and unread:
             found.notes.extend(_iter_unread(store, unread))
+
+    def _class_of(self, path: str, folders: Sequence[str]) -> str:
+        level = self._options.class_level
+        if not -len(folders) <= level <= len(folders):
+            raise SourceError(
+                f"{self._store.url}: {path} is in {format_count(len(folders), 'folder')}, so it has none of level "
+                f"{level}. Move it, or pass another --class-level"
+            )
+        return folders[level if level < 0 else level - 1]
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
         if classes is None or self._options.class_names is not None:
@@ -124,10 +134,10 @@ class FolderSource(Source):
                 f"{format_names([name for name in classes if splits_mentioned([name])])}. If so, pass --split-by "
                 "folder, which makes every folder that holds images a split with its classes inside"
             )
-        elif len(shared) > 1 and self._options.label != PARENT:
+        elif len(shared) > 1 and self._options.class_level == 1:
             yield (
                 f"classes are the outer folders ({format_names(classes)}), and several of them have the same folders "
-                f"inside ({format_names(shared)}). If those are the classes, pass --label {PARENT}, which takes the "
+                f"inside ({format_names(shared)}). If those are the classes, pass --class-level -1, which takes the "
                 "folder right around each image"
             )
         elif len(classes) == 1:

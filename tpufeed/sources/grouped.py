@@ -18,7 +18,7 @@ from tpufeed.builds.item import Item
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import BOX, ShardOptions
-from tpufeed.sources.source import Contents, Found, Place
+from tpufeed.sources.source import Found, Place
 from tpufeed.sources.table import Change, Record, Row, TableColumns, TableSource, is_missing, text_of
 from tpufeed.storage.local import temporary_folder
 from tpufeed.text import format_names, format_value
@@ -168,7 +168,7 @@ class GroupedSource(TableSource):
                 flags = [name for name in groups.sparse if name in groups.flags]
                 each = [name for name in (*groups.varying, *flags) if name not in single | lists]
                 if boxes is not None and each:
-                    self.contents = Contents(box_columns=tuple(each))
+                    self.contents = self.contents._replace(box_columns=tuple(each))
                     found.notes.append(
                         f"these columns differ within an image, and get a value for each box: {format_names(each)}; "
                         "--box-columns names them"

@@ -75,8 +75,14 @@ def make_classes(labels: Iterable[Label], fixed: Sequence[str] | None, are_names
     for name in names.values():
         normal = _normalize(name)
         spelling[normal] = name if spelling.get(normal, name) == name else normal
-    place_of = {name: place for place, name in enumerate(sorted(spelling.values()))}
+    place_of = {name: place for place, name in enumerate(_sort(spelling.values()))}
     return Classes(tuple(place_of), {label: place_of[spelling[_normalize(name)]] for label, name in names.items()})
+
+
+def _sort(names: Iterable[str]) -> list[str]:
+    """Return names sorted as text, or as numbers if all are whole numbers, like folders called 1 to 10."""
+    texts = sorted(names)
+    return sorted(texts, key=float) if all(map(_WHOLE.fullmatch, texts)) else texts
 
 
 def extend_classes(
@@ -109,7 +115,7 @@ def extend_classes(
     if are_whole and known and not any(map(_WHOLE.fullmatch, known)):
         raise _mixed(known, texts[0])
     new = {label: str(label) for label in found if are_names or not _is_missing(label, _MISSING)}
-    names = sorted({_normalize(name) for name in new.values()} - places.keys())
+    names = _sort({_normalize(name) for name in new.values()} - places.keys())
     places |= {name: len(known) + place for place, name in enumerate(names)}
     return Classes((*known, *names), {label: places[_normalize(name)] for label, name in new.items()})
 
@@ -182,13 +188,13 @@ def iter_class_warnings(counts: Mapping[Label, int], classes: Classes, are_names
     if not are_names and fractions and all(map(_NUMBER.fullmatch, texts.values())):
         yield (
             f"labels are numbers with fractions, like {fractions[0][:_SAID]}, and {len(classes.names):,} classes are "
-            "made of them, sorted as text. If they are measured values, pass --label none, which keeps them as a column"
+            "made of them, sorted as text. If they are measured values, pass --label-type number"
         )
         return
     if odd is not None and not are_names and of_numbers * 2 > of_all:
         way = "Correct it, leave it empty, or fix the ids with --classes FILE"
         if _NUMBER.fullmatch(odd):
-            way = "If they are numbers to predict, not classes: --label none --column COLUMN:float32"
+            way = "If they are numbers to predict, not classes: --label-type number"
         yield (
             f"labels are names, not ids (10 sorts before 2): {odd[:_SAID]!r} is not a whole number; {of_numbers:,} of "
             f"{of_all:,} are. {way}"
@@ -244,6 +250,11 @@ def _find_joined(texts: Sequence[str]) -> tuple[list[str], str]:
 
 def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:
     return str(label).strip().lower() in spellings
+
+
+def is_missing_label(label: Label) -> bool:
+    """Return true for a label that says that there is none: nothing, nan, or -1."""
+    return label is None or str(label).strip() == "-1" or _is_missing(label, _MISSING_AMONG_IDS)
 
 
 def bad_label(label: Label, classes: Classes) -> tuple[str, str]:

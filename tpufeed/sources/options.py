@@ -18,6 +18,8 @@ from tpufeed.storage.store import open_store
 
 NameStyle = Literal["tpufeed", "kaggle"]
 PictureKind = Literal["image", "mask", "depth"]
+LabelType = Literal["class", "number"]
+Unlabelled = Literal["reject", "keep"]
 MASKS = "mask"  # the column that `masks=` or `outlines=` makes
 BOXES = "boxes"  # the column that four columns of a table make
 BOX = 4
@@ -117,6 +119,9 @@ class ShardOptions:
     image: str | None = field(default=None, metadata=_READING)
     label: str = field(default="auto", metadata=_READING)
     label_separator: str | None = field(default=None, metadata=_READING)
+    label_type: LabelType = "class"
+    class_level: int = field(default=1, metadata=_READING)
+    unlabelled: Unlabelled = "reject"
     classes: str | Path | Sequence[str] | None = None
     shard_bytes: str | int | None = field(default=None, metadata=_READING)
     shards: Count | None = field(default=None, metadata=_READING)
@@ -125,6 +130,7 @@ class ShardOptions:
     seed: Whole = 0
     images: Images = field(default_factory=Images)
     columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
+    rename: Mapping[str, str] | None = field(default=None, metadata=_READING)
     image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
     masks: str | Path | None = field(default=None, metadata=_READING)
     group_by: str | None = field(default=None, metadata=_READING)
@@ -153,6 +159,14 @@ class ShardOptions:
             raise OptionError(
                 "label_separator stands between several labels in one text, like '|'. It does not go with label='none'"
             )
+        if self.label_type == "number" and (self.label == "none" or self.label_separator or self.classes is not None):
+            raise OptionError("label_type='number' is for one number per sample. Leave classes and label_separator out")
+        if not self.class_level:
+            raise OptionError("class_level counts folders from 1, or from -1 for the innermost, not from 0")
+        if self.unlabelled == "keep" and self.names == "kaggle":
+            raise OptionError("names='kaggle' has no place for samples without a label. Leave unlabelled='keep' out")
+        if len({*(self.rename or {}).values()}) < len(self.rename or {}):
+            raise OptionError(f"rename gives two columns the same name: {self.rename}. Give each its own")
         if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
             raise OptionError(
                 f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well. Give only one"
@@ -196,6 +210,10 @@ class ShardOptions:
                 groups[owner][option.name] = options[flat]
         return cls(**groups[""], boxes=Boxes(**groups["boxes"]), images=Images(**groups["images"]))
 
+    def name_of(self, column: str) -> str:
+        """Return the name of a column of the source in the dataset."""
+        return (self.rename or {}).get(column, column)
+
     @property
     def picture_specs(self) -> tuple[FeatureSpec, ...]:
         """The features of further images and of drawn masks, in the order of the records."""
@@ -211,6 +229,7 @@ class ShardOptions:
             "shard_bytes": self.size_bytes if self.shards is None else None,
             "splits": self.split_shares,
             "classes": self.class_names,
+            "rename": dict(self.rename or {}),
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),

@@ -20,6 +20,7 @@ from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import ARROW, PARQUET, is_hidden, is_image_name
 from tpufeed.storage.store import ObjectInfo, Store
 
+NUMBER = "label"  # the column of labels that are numbers
 BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them
 _MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
@@ -71,19 +72,22 @@ class Contents(NamedTuple):
         Raises:
             OptionError: there are no boxes or keypoints, though their format is given.
         """
-        given = options.class_names
+        given, name_of = options.class_names, options.name_of
         if self.class_names is not None and (given is None or options.keeps_classes):
             given = read_classes(self.class_names)
         boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.boxes.keypoints
         if options.boxes.format is not None and boxes is None and keypoints is None:
             raise OptionError("boxes.format is for boxes. Name the column that holds them: --boxes COLUMN")
+        declared = [each._replace(name=name_of(each.name)) for each in self.declared or options.declared]
+        if options.label_type == "number":
+            given, declared = None, [*declared, Declared(NUMBER, "float32")]
         return Contents(
             given,
-            self.declared or options.declared,
-            boxes,
-            keypoints,
+            tuple(declared),
+            boxes and name_of(boxes),
+            keypoints and name_of(keypoints),
             self.pairs if options.boxes.pairs is None else options.boxes.pairs,
-            self.box_columns or tuple(options.boxes.columns or ()),
+            tuple(map(name_of, self.box_columns or options.boxes.columns or ())),
             self.box_format or options.boxes.format,
         )
 

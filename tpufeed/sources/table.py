@@ -47,6 +47,7 @@ _MOST_FOLDERS = 100  # to search for the images
 _MOST_LISTED = 10**6  # files there, if images are in several folders
 _MOST_FIELDS = 64  # of a column of objects. With more its keys are taken for data
 _MOST_LEVELS = 8
+FLAGS = {"": False, "0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 FOLDER = "folder"  # that an image lies in, as what splits or holds together
 
 Record = Mapping[str, Any]
@@ -96,14 +97,16 @@ class TableColumns:
                 f"like. Name the one that holds the paths of the images: --image COLUMN{_name_separator(names, where)}"
                 + (f". With a row for each box: --group-by COLUMN{boxes}" if (boxes := box_flags(names)) else "")
             )
+        flags = () if label in names else names_in(label)
+        self.flags = tuple(self.find("label", name) for name in flags) if len(flags) > 1 else ()  # a class each
         self.label = None
-        if label != "none":
+        if label != "none" and not self.flags:
             self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self.find("label", label)
         self._by_folder = split == "folder"
         self.split = None if split is None or self._by_folder else self.find("split", split)
         further = (self.find(f"image column {picture.name}", picture.column) for picture in options.pictures)
         self.files = [image, *further]  # all columns of paths, the image's first
-        self._taken = {*self.files, self.label, self.split}
+        self._taken = {*self.files, *self.flags, self.label, self.split}
         self._split_with = [name for name in names_in(options.split_with) if name != FOLDER]
         for name in self._split_with:
             if self.find("groups of its splits", name) in self._taken:
@@ -117,7 +120,7 @@ class TableColumns:
         for (number, record, known), (image, *pictures) in self._look_up(rows, files):
             row, (path, ref, wrong) = f"row {number} of {self._where}", image
             try:
-                label = None if self.label is None else to_label(record.get(self.label))
+                label = self._find_label(record)
                 split = self._find_split(record, base, path, ref)
                 group_of(self._split_with, record, "")
             except (SourceError, OptionError) as error:
@@ -155,6 +158,19 @@ class TableColumns:
             for row in chunk:
                 yield row, itertools.islice(looked, len(self.files))
 
+    def _find_label(self, record: Record) -> Label | Labels:
+        if not self.flags:
+            return None if self.label is None else to_label(record.get(self.label))
+        said = {name: text_of(record.get(name)).strip().lower() for name in self.flags}
+        odd = next((name for name, text in said.items() if text not in FLAGS), None)
+        if odd is not None:
+            raise SourceError(
+                f"the column {odd!r} has {format_value(record[odd])}. Columns that name classes have 0 or 1: correct "
+                "it, or leave the column out of --label"
+            )
+        found = tuple(name for name, text in said.items() if FLAGS[text])
+        return None if not any(said.values()) else found[0] if len(found) == 1 else found
+
     def _find_split(self, record: Record, base: str, path: Any, ref: ImageRef | None) -> str | None:
         if self._by_folder:
             if ref is None:
@@ -171,6 +187,13 @@ class TableColumns:
             raise SourceError(f"the column {self.split!r} has no split. Fill it in, or leave the row out")
         check_split_name(split)
         return split
+
+    @property
+    def labels_from(self) -> str:
+        """Where labels come from, for people."""
+        if self.flags:
+            return f"the columns {format_names(self.flags)}, with 0 or 1"
+        return "" if self.label is None else f"the column {self.label}"
 
     def find(self, what: str, name: str) -> str:
         """Return the name of a column that the user named. Raises OptionError for an unknown column."""
@@ -200,6 +223,7 @@ def check_others(said: str, names: AbstractSet[str], options: ShardOptions, imag
 
     `said` begins the error, up to the name of the column. `image` and `label` are the columns taken as these.
     """
+    names = {(options.rename or {}).get(name, name) for name in names}
     for picture in options.pictures:
         if picture.name in names:
             raise SourceError(f"{said} {picture.name!r}, like the image column of {picture.column!r}. Rename that one")
@@ -224,6 +248,7 @@ class TableSource(Source):
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
         self.notes = list[str]()  # on the images' places, once tables are open
+        self._flags = list[str]()  # columns of 0 and 1 in a table without labels
 
     def prepare(self, name: str, names: Sequence[str], first: Sequence[Record]) -> tuple[TableColumns, Change | None]:
         """Choose among the columns `names` of a table by its `first` rows. Return also what changes each row, if any.
@@ -359,18 +384,28 @@ class TableSource(Source):
             names = list(dict.fromkeys(itertools.chain.from_iterable(first)))  # JSON lines may leave some out
             columns, change = self.prepare(name, names, first)
             self.image_column = columns.files[0]
-            self.labels_from = "" if columns.label is None else f"the column {columns.label}"
+            self.labels_from = columns.labels_from
+            if columns.flags:
+                self.contents = self.contents._replace(class_names=columns.flags)
+            elif columns.label is None:
+                said = {name: {text_of(one.get(name)).lower() for one in first} for name in names}
+                self._flags = [name for name, texts in said.items() if texts <= FLAGS.keys() and len(texts) > 1]
             self.splits_from = "folders" if columns.split is None else f"the column {columns.split}"
             records = itertools.chain(first, records)
             yield columns, records if change is None else map(change, records)
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
-        return iter(()) if classes is not None else advise_on_labels(self._options, columns)
+        return iter(()) if classes is not None else advise_on_labels(self._options, columns, self._flags)
 
 
-def advise_on_labels(options: ShardOptions, columns: Sequence[str]) -> Iterator[str]:
-    """Yield a warning of rows without labels, as one of their columns may be meant."""
-    if options.label == "auto" and columns:
+def advise_on_labels(options: ShardOptions, columns: Sequence[str], flags: Sequence[str] = ()) -> Iterator[str]:
+    """Yield a warning of rows without labels, as one of their columns may be meant, or several of `flags`."""
+    if options.label == "auto" and len(flags) > 1:
+        yield (
+            f"no labels, but the columns {format_names(flags)} have 0 and 1. If they name classes, pass --label "
+            f"{shlex.quote(','.join(flags))}, or else --label none"
+        )
+    elif options.label == "auto" and columns:
         yield (
             f"no labels: none of the columns {format_names(columns)} is called label, class or the "
             "like. Pass --label COLUMN or --label none"

@@ -251,7 +251,7 @@ def resolve_columns(
     """
     asked: Sequence[str] = options.columns or ()
     if options.columns is None or options.columns == "default":
-        asked = (IMAGE, *(("label",) if manifest.labelled else ()), *((SAMPLE,) if options.columns is None else ()))
+        asked = (IMAGE, *(("label",) if manifest.has_label else ()), *((SAMPLE,) if options.columns is None else ()))
     _check_plain_boxes(manifest, options, asked)
     finder = _Finder(manifest, options, asked, sizes[0], {spec.name: spec for spec in manifest.features[1:]})
     images, names = list[Column](), list[str]()

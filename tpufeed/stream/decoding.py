@@ -163,7 +163,7 @@ def plan_batches(sources: Sequence[SampleSource], options: LoaderOptions, on_dev
     """
     if len(sources) == 1:
         return [plan_decoding(sources[0], options, batched=True, on_device=on_device)]
-    labelled = all(source.dataset.manifest.labelled for source in sources)
+    labelled = all(source.dataset.manifest.has_label for source in sources)
     if options.columns is None or options.columns == "default":
         own = [IMAGE, *(["label"] if labelled else []), *([SAMPLE] if options.columns is None else [])]
         options = replace(options, columns=own)

@@ -299,9 +299,10 @@ def join_classes(
         equal = table is None or not labelled or bool((table == np.arange(len(table))).all())
         tables.append(None if equal else table)
     joined = ClassList(tuple(names), tuple(owners))
-    declared = (len(dataset.manifest.class_names) for dataset in datasets)
+    manifests = (dataset.manifest for dataset in datasets)
     return joined, [
-        ClassIds(count, table, joined.names, is_mixture=True) for count, table in zip(declared, tables, strict=True)
+        ClassIds(len(each.class_names), table, joined.names, is_mixture=True, least=-each.has_unlabelled)
+        for each, table in zip(manifests, tables, strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +71,8 @@ LAYOUTS = {
     ),
 }
 OTHERS = {"Kaggle's tables", "Photos of phones", "Views"}  # and ImageNet
+GROUPED = {"Chest X-rays", "HAM10000"}
+LABELLED = {"Plant Pathology", "PlantVillage", "Labelled and unlabelled images"}
 
 
 def pixels_of(data: bytes) -> bytes:
@@ -166,6 +168,81 @@ def test_the_command_for_a_table_of_names_runs_as_it_stands(tmp_path: Path) -> N
     assert dataset.manifest.class_names == ("0", "1")
 
 
+def examples_of(place: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the split, the name of the file and the features of each sample."""
+    dataset = tpufeed.open_dataset(place)
+    for split in dataset.manifest.splits:
+        for features in dataset.iter_examples(split):
+            yield split, Path(bytes(features["image/filename"].values[0]).decode()).stem, dict(features)
+
+
+def labels_in(place: Path) -> dict[str, tuple[str, ...]]:
+    """Return the names of the classes of each image, by the name of its file."""
+    return {
+        name: tuple(filter(None, (bytes(text).decode() for text in features["image/class/text"].values)))
+        for _, name, features in examples_of(place)
+    }
+
+
+NIH = ["Image Index,Finding Labels,Patient ID"]
+NIH += [f"{n:08}_0.png,{'Mass|Nodule' if n % 3 else 'Mass'},{n // 4}" for n in range(40)]
+HAM = ["image_id,dx,lesion_id", *(f"ISIC_{n},{('nv', 'mel')[n % 2]},HAM_{n // 4}" for n in range(40))]
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "image", "rows", "group"),
+    [
+        ("Chest X-rays", "nih/Data_Entry_2017.csv", "nih/images_00{}/images/{}", NIH, "Patient ID"),
+        ("HAM10000", "ham/HAM10000_metadata.csv", "ham/HAM10000_images_part_{}/{}.jpg", HAM, "lesion_id"),
+    ],
+)
+def test_the_commands_for_groups_run_as_they_stand(
+    name: str, table: str, image: str, rows: list[str], group: str, tmp_path: Path
+) -> None:
+    layouts.write(tmp_path / table, "\n".join(rows))
+    for number, row in enumerate(rows[1:]):
+        path = tmp_path / image.format(1 + number % 2, row.split(",")[0])
+        layouts.write(path, photo(str(number), path.suffix[1:]))
+    run_section(name, tmp_path)
+    place = (tmp_path / "out" / table).parent
+    splits: dict[Any, set[str]] = {}
+    for split, _, features in examples_of(place):
+        (value,) = features[group].values
+        splits.setdefault(value if isinstance(value, int) else bytes(value), set()).add(split)
+    assert {len(each) for each in splits.values()} == {1}
+    wanted = {row.split(",")[0].partition(".")[0]: tuple(row.split(",")[1].split("|")) for row in rows[1:]}
+    assert labels_in(place) == wanted
+
+
+def test_the_commands_for_labels_as_they_come_run_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rows = {"2020": ["image_id,healthy,multiple_diseases,rust,scab"], "2021": ["image,labels"]}
+    for number in range(8):
+        rows["2020"].append(f"Train_{number},{','.join('01'[number % 4 == place] for place in range(4))}")
+        rows["2021"].append(f"{number}.jpg,{'scab rust' if number % 2 else 'scab'}")
+        places = [f"plants-2020/images/Train_{number}", f"plants-2021/train_images/{number}"]
+        places += [f"plantvillage/{part}/Apple___{'ab'[number % 2]}/{number}" for part in ("color", "segmented")]
+        for place in (*places, f"few/{('cat/', 'dog/', '', '')[number % 4]}{number}"):
+            layouts.write(tmp_path / f"{place}.jpg", photo(place))
+    for year, lines in rows.items():
+        layouts.write(tmp_path / f"plants-{year}/train.csv", "\n".join(lines))
+    for name in LABELLED:
+        run_section(name, tmp_path)
+    kinds = ("healthy", "multiple_diseases", "rust", "scab")
+    assert labels_in(Path("out/plants-2020")) == {f"Train_{number}": (kinds[number % 4],) for number in range(8)}
+    assert set(labels_in(Path("out/plants-2021")).values()) == {("scab",), ("scab", "rust")}
+    for place in ("plantvillage", "plantvillage-all"):
+        assert tpufeed.open_dataset(f"out/{place}").manifest.class_names == ("Apple___a", "Apple___b")
+    (code,) = re.findall(r"```python\n(.*?)```", sections()["Labelled and unlabelled images"], re.DOTALL)
+    made: dict[str, Any] = {}
+    exec(code, made)
+    ran(code)
+    assert [made[name].split("train").records for name in ("labelled", "unlabelled")] == [4, 4]
+
+
 def test_the_commands_for_photos_and_views_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pillow_heif")
     monkeypatch.chdir(tmp_path)
@@ -192,7 +269,7 @@ def test_the_commands_for_imagenet_run_as_they_stand(tmp_path: Path) -> None:
         tmp_path / "hub/ILSVRC/imagenet-1k", [(SYNSETS[number % 3], photo(str(number))) for number in range(20)]
     )
     ours = [name for name in sections() if name.startswith("ImageNet")]
-    assert {*sections()} == {*ours, *LAYOUTS, *OTHERS}  # each section has a test
+    assert {*sections()} == {*ours, *LAYOUTS, *OTHERS, *GROUPED, *LABELLED}  # each section has a test
     for name in ours:
         run_section(name, tmp_path)
     assert not list((tmp_path / "train").glob("*.tar"))
