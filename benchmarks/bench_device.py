@@ -190,7 +190,7 @@ def costs(name: str, ops: Sequence[Op]) -> dict[str, Any]:
         if row["program"] == name and row["tpu"] in CHIPS and row["batch"] == BATCH and sent:
             tpu = find_tpu(row["tpu"])
             rate = tpu.high / tpu.chips
-            found[f"{tpu.name} mb"] = row["hbm_bytes"] / 1e6
+            found[f"{tpu.name} MB"] = row["hbm_bytes"] / 1e6
             found[f"{tpu.name} MXU %"] = 100 * rate * 3 * products / (tpu.peak_tflops * 1e12)
             found[f"{tpu.name} memory %"] = 100 * rate / BATCH * row["bandwidth_seconds"]
     return found
@@ -243,7 +243,7 @@ def report(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> None:
         if row["problems"]:
             print(f"  {row['device']}, ops on the {row['ops']}: no verdict: {row['problems'][0]}")
     keys = {"MFLOP of products": ("of_products_mflop", 1)}
-    keys |= {f"{name[:3]} {what}": (f"{name} {what}", 2) for name in CHIPS for what in ("mb", "MXU %", "memory %")}
+    keys |= {f"{name[:3]} {what}": (f"{name} {what}", 2) for name in CHIPS for what in ("MB", "MXU %", "memory %")}
     cells = [[row["ops"], *(figure(row.get(key), digits) for key, digits in keys.values())] for row in device]
     title = f"The device: {BATCH} images of {SIDE}x{SIDE}, and shares of a chip that trains ResNet-50 at its high rate"
     print_table(title, ["ops, compiled for TPUs", *keys], cells)
