@@ -64,6 +64,20 @@ def test_raw_caches_are_tried_with_their_bytes_and_commands(
     )
 
 
+def test_coefficients_are_tried_where_the_device_runs_all_ops_and_the_sides_fit(
+    dataset_url: str, images: list[bytes], tmp_path: Path
+) -> None:
+    (_, whole, coded), notes = attempt(tmp_path, dataset_url, images, ops=[RandomResizedCrop(28), HorizontalFlip()])
+    assert not notes
+    assert coded.do == (
+        "read a cache of their DCT coefficients, which the device decodes, with device_ops=[RandomResizedCrop(28), "
+        f"HorizontalFlip()]: tpufeed cache warmup {dataset_url} {dataset_url}-whole-32-dct --op 'Resize(32)' "
+        "--op 'CenterCrop(32)' --encode dct"
+    )
+    assert coded.record_bytes < whole.record_bytes
+    assert coded.sent == pytest.approx(whole.sent * 56 / (3 * 32))
+
+
 def test_what_the_device_already_runs_it_runs_over_all_alternatives(
     dataset_url: str, images: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,10 +101,10 @@ def test_ops_on_the_device_are_advised(
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("encode", ["raw", "jpeg"])
+@pytest.mark.parametrize("encode", ["raw", "jpeg", "dct"])
 def test_device_ops_of_a_remote_cache_are_measured_from_local_copies(dataset_url: str, encode: str) -> None:
     url = f"memory://doctor-{encode}"
-    warmup(dataset_url, url, ops=[Resize(40), CenterCrop(40)], encode=encode, workers=1)
+    warmup(dataset_url, url, ops=[Resize(48), CenterCrop(48)], encode=encode, workers=1)
     found = examine(url, seconds=1.0, batch_size=8, device_ops=OPS)
     assert "from local copies" in stages_of(found)["assembly"].detail
     found = examine(url, **SHORT)

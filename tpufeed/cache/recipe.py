@@ -284,6 +284,7 @@ class CacheRecipe(Recipe):
             variants=self.options.variants,
             seed=self.options.seed,
             fingerprint=fingerprint(source_digest, self.wanted),
+            quality=self.options.quality if self.options.encode == "dct" else msgspec.UNSET,
         )
 
     @property

@@ -91,7 +91,10 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Origin of a cache: the dataset that it was made from and the ops that made it. Loaders apply the `live` ops."""
+    """Origin of a cache: the dataset that it was made from and the ops that made it. Loaders apply the `live` ops.
+
+    `quality` is that of DCT images, and not there for others.
+    """
 
     source_digest: str
     ops: tuple[dict[str, Any], ...]
@@ -102,6 +105,7 @@ class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variants: int
     seed: int
     fingerprint: str
+    quality: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Markers(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.dataset.schema import ENCODED, TENSOR, FeatureSpec, record_layout
 from tpufeed.dataset.writer import ShardWriter
 from tpufeed.errors import ImageError, OptionError, StoreError, TpufeedError
+from tpufeed.images.coefficients import SIDE_PX, encode_coefficients, of_quality
 from tpufeed.images.device import DeviceOps
 from tpufeed.images.ops import (
     CenterCrop,
@@ -42,6 +43,7 @@ from tpufeed.images.ops import (
 from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.policy import Images, store_image
 from tpufeed.images.protocols import Op
+from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.measure.prediction import Alternative
 from tpufeed.measure.stages import measure_loader
 from tpufeed.processes.limits import available_cores
@@ -50,6 +52,7 @@ from tpufeed.text import format_error
 
 _SPLIT = "train"
 _BLOCK = 16
+_QUALITY = 90  # the default of warmup
 _PLENTY_BYTES = 128 << 20  # more than the processor's cache holds, or copying would look faster than it is
 _MOST_ROUNDS = 64
 
@@ -180,6 +183,7 @@ class _Way:
         size: size of raw pixels, or None if images stay encoded.
         gain: its advantage besides the rate.
         shrinks: True if it is only worth a build when it makes images smaller.
+        is_coded: True for DCT images, of `size`, which a device decodes.
     """
 
     name: str
@@ -191,6 +195,7 @@ class _Way:
     variants: int = 1
     gain: str = ""
     shrinks: bool = False
+    is_coded: bool = False
 
 
 def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editors show
@@ -241,8 +246,13 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
             mean_bytes = float(np.mean([len(image) for image in made]))
             if way.shrinks and mean_bytes > _SMALLER * float(np.mean([len(image) for image in images])):
                 continue
-            small = write_sample(folder / f"alternative-{number}", made, way.size and (*way.size, 3))
-            options = {"ops": way.ops, "device_ops": way.device_ops}
+            cache = None
+            if way.is_coded and way.size is not None:
+                shape = (*way.size, 3)
+                cache = CacheInfo("", (), (), "dct", shape, "uint8", 1, 0, "sample", quality=_QUALITY)
+            shape_of_raw = way.size and not cache and (*way.size, 3)
+            small = write_sample(folder / f"alternative-{number}", made, shape_of_raw or None, cache=cache)
+            options = {"ops": way.ops, "device_ops": way.device_ops or None}
             rates = measure_loader(small, _SPLIT, batch_size, seconds, **options)
         except (TpufeedError, OSError, MemoryError) as error:
             notes.append(f"{way.name}: could not be tried: {format_error(error)}")
@@ -250,6 +260,8 @@ def try_alternatives(  # noqa: PLR0913  # each option is a parameter that editor
         record_bytes, images_built = mean_bytes + _FEATURES_BYTES, records if built is None else built
         cost = _cost(images_built * way.variants * record_bytes, images_built * took / len(made), way, of_which)
         sent, read_bytes = _size_ratio(way.ops, way.size, size), records * way.variants * record_bytes
+        if way.is_coded and way.size is not None:
+            sent *= math.prod(of_quality(way.size, _QUALITY).shape) / (3 * math.prod(way.size))
         do = f"{way.name}: {way.command}"
         found.append(Alternative(do, rates.whole, record_bytes, read_bytes, cost, sent, span=rates.spans[0]))
     return tuple(found), notes
@@ -312,17 +324,30 @@ def _list_ways(  # noqa: PLR0913, PLR0917  # as `try_alternatives`
         whole = Pipeline(plan.cached, seed=0).output_size(None)
         assert whole is not None, "a plan has a size"
         place = name_beside(url, "whole-" + "x".join(map(str, dict.fromkeys(whole))))
+        by_device: dict[str, Any] = {"ops": plan.host, "device_ops": plan.device, "size": whole, "gain": _DRAWS_ANEW}
         ways.append(
             _Way(
                 name=f"read a cache of whole images with {_arguments(plan)}",
                 command=f"{first}tpufeed cache warmup {given} {place}{_flags(plan.cached)}",
                 change=warm_by(plan.cached),
-                ops=plan.host,
-                device_ops=plan.device,
-                size=whole,
-                gain=_DRAWS_ANEW,
+                **by_device,
             )
         )
+        if CAN_REWRITE and not plan.host and not any(side % SIDE_PX for side in whole):
+            warm = warm_by(plan.cached)
+
+            def code(number: int) -> bytes:
+                return encode_coefficients(np.frombuffer(warm(number), np.uint8).reshape(*whole, 3), _QUALITY)
+
+            ways.append(
+                _Way(
+                    name=f"read a cache of their DCT coefficients, which the device decodes, with {_arguments(plan)}",
+                    command=f"{first}tpufeed cache warmup {given} {place}-dct{_flags(plan.cached)} --encode dct",
+                    change=code,
+                    is_coded=True,
+                    **by_device,
+                )
+            )
     return ways
 
 

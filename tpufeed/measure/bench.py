@@ -211,7 +211,7 @@ def measure(measurement: Measurement) -> BenchRun:
             split,
             batch_size=size,
             ops=ops,
-            device_ops=device_ops,
+            device_ops=device_ops or None,
             threads=options.threads,
             processes=options.processes,
             **always,

@@ -203,7 +203,7 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
     # Device ops may crop themselves.
     default = asked.ops is None and not later and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else asked.ops
-    with Loader(data, split, ops=live, device_ops=later, world=(0, 1)) as loader:
+    with Loader(data, split, ops=live, device_ops=later or None, world=(0, 1)) as loader:
         stream = loader.stream
         shape = stream.image_shape if stream.device_ops is None else stream.device_ops.sent.shape
         ops, shares = stream.pipeline.ops[: len(stream.pipeline.ops) - len(later)], stream.shares
@@ -275,7 +275,7 @@ def _measure_loading(
             fed_ops = ops
         asked.tell(ASSEMBLY)
         bad: dict[str, Any] = {"max_bad_records": asked.max_bad_records}
-        given = {"ops": fed_ops, "device_ops": asked.device_ops, **bad}
+        given = {"ops": fed_ops, "device_ops": asked.device_ops or None, **bad}
         try:
             rates = measure_loader(near, split, asked.batch_size, seconds * _LOADING, **given)
         except (TpufeedError, OSError, MemoryError) as error:

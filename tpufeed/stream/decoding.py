@@ -141,7 +141,7 @@ def plan_decoding(
         made=pipelines,
         drawn=pipelines,
     )
-    is_coded = manifest.cache is not None and manifest.cache.encode == "dct"
+    is_coded = manifest.cache is not None and manifest.cache.quality is not msgspec.UNSET
     later_ops = options.device_ops if options.views is None else None
     if later_ops is not None and (later_ops or is_coded) and columns.images:
         plan = _plan_device_ops(plan, manifest, Pipeline(views[0], 0), later_ops, on_device)
@@ -224,14 +224,14 @@ def _plan_device_ops(
         )
     first = next((number for number, op in enumerate(ops) if isinstance(op, MixingOp)), len(ops))
     coefficients = None
-    if cache is not None and cache.encode == "dct":
+    if cache is not None and isinstance(cache.quality, int):
         if here.ops:
             raise OptionError(
                 f"{plan.url}: {type(here.ops[0]).__name__} runs on the host, before device_ops, and needs pixels, but "
                 "of a cache of --encode dct a device gets coefficients: put it first in device_ops, or leave "
                 "device_ops out"
             )
-        coefficients = of_quality(size, int(manifest.options["quality"]))
+        coefficients = of_quality(size, cache.quality)
     image_ops, mixing = DeviceOps(ops[:first], size, coefficients), None
     if first < len(ops):
         mixing = _plan_mixing(plan, ops[first:], image_ops.out_size, len(manifest.class_names))
