@@ -84,7 +84,7 @@ def pixels_of(data):
 
 def unpacked(data, coefficients):
     out = np.full(coefficients.shape, 99, np.int8)
-    unpack_into(memoryview(data), coefficients, out)
+    unpack_into(memoryview(data), coefficients.head, out)
     return out
 
 
@@ -152,7 +152,7 @@ def test_damaged_and_foreign_images_are_refused():
         with pytest.raises(ImageError, match="another size, sampling or tables"):
             unpacked(data, other)
     with pytest.raises(ImageError, match="an array of another size"):
-        unpack_into(memoryview(data), coefficients, np.empty(of_quality((64, 64), 90).shape, np.int8))
+        unpack_into(memoryview(data), coefficients.head, np.empty(of_quality((64, 64), 90).shape, np.int8))
     counts = 144 + 2 * coefficients.blocks
     beyond = bytearray(data)
     beyond[counts : counts + coefficients.blocks] = bytes([255, *[0] * (coefficients.blocks - 1)])

@@ -62,6 +62,7 @@ class Pipeline:
         self.upright = upright
         self.whole = whole
         self.coefficients = coefficients
+        self._head = None if coefficients is None else coefficients.head
         # Checked once: `isinstance` with a Protocol takes 13 us on Python 3.11, with the GIL held.
         self._steps: list[_Step] = [
             (op, None, op.fill) if isinstance(op, WindowOp) else (None, op if isinstance(op, PixelOp) else None, 0)
@@ -125,8 +126,8 @@ class Pipeline:
             ImageError: `data` does not decode, or is not of `out`'s size and no op changes the size.
             OpError, OptionError: a `Custom` op failed.
         """
-        if self.coefficients is not None and out is not None:
-            unpack_into(data, self.coefficients, out)
+        if self._head is not None and out is not None:
+            unpack_into(data, self._head, out)
             return out
         if shape:
             return self.run(np.frombuffer(data, np.uint8).reshape(shape), draws, out)
