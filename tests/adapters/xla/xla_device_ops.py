@@ -3,6 +3,8 @@
 xla_device_ops.py
 """
 
+from itertools import product
+
 import numpy as np
 import torch
 import torch_xla
@@ -19,6 +21,7 @@ from tpufeed.images import (
     RandomResizedCrop,
     Resize,
 )
+from tpufeed.images.coefficients import of_quality
 from tpufeed.images.device import DeviceOps
 from tpufeed.images.rng import uniforms
 
@@ -34,11 +37,17 @@ OPS = [
     Resize(24),
 ]
 
-made = DeviceOps(OPS, (48, 40))
+SIZE = (48, 64)
+CHAINS = [DeviceOps(OPS, SIZE), DeviceOps(OPS[1:3], SIZE, of_quality(SIZE, 90))]
+
 most = 0
-for epoch in range(3):
-    images = np.random.default_rng(epoch).integers(0, 256, (len(ROWS), 48, 40, 3), np.uint8)
-    parameters = made.parameters([uniforms(7, epoch, ROWS, number, op.draws) for number, op in enumerate(OPS)])
+for epoch, made in product(range(3), CHAINS):
+    ops, random = OPS if made.coefficients is None else OPS[1:3], np.random.default_rng(epoch)
+    if made.coefficients is None:
+        images = random.integers(0, 256, (len(ROWS), *SIZE, 3), np.uint8)
+    else:
+        images = random.integers(-9, 10, (len(ROWS), *made.coefficients.shape), np.int8)
+    parameters = made.parameters([uniforms(7, epoch, ROWS, number, op.draws) for number, op in enumerate(ops)])
     given = torch.from_numpy(images), torch.from_numpy(parameters)
     found = made.apply(*(tensor.to(torch_xla.device()) for tensor in given), ARRAYS)
     torch_xla.sync()
