@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tpufeed
+from tpufeed.dataset.folds import _FOLDS, _KEY
 from tpufeed.dataset.order import random_words
-from tpufeed.dataset.selection import _FOLDS, _KEY, Chosen, parse_selection
+from tpufeed.dataset.selection import Chosen, parse_selection
 from tpufeed.errors import OptionError
 from tpufeed.storage.memory import MemoryStore
 
@@ -353,7 +354,9 @@ def test_renumbered_classes_are_those_of_all_splits(dataset):
     assert kept.samples("val").tolist() == dataset.samples("val").tolist()
 
 
-@pytest.mark.parametrize("texts", [["classes"], ["classes="], ["class=a"], ["fold=0/5", "fold=1/5"]])
+@pytest.mark.parametrize(
+    "texts", [["classes"], ["classes="], ["class=a"], ["fold=0/5", "fold=1/5"], ["stratify=maybe"]]
+)
 def test_texts_that_select_nothing_are_refused(texts):
     with pytest.raises(OptionError, match="--select"):
         parse_selection(texts)

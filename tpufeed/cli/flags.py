@@ -95,10 +95,12 @@ Select = Annotated[
     list[str] | None,
     in_data(
         metavar="TEXT",
-        autocompletion=one_of("classes=", "fold=", "without_fold=", "samples=", "drop=", "split=", "ids=kept"),
+        autocompletion=one_of(
+            "classes=", "fold=", "without_fold=", "group=", "stratify=yes", "samples=", "drop=", "split=", "ids=kept"
+        ),
         help="Only these samples of a dataset: classes=cat,dog; fold=0/5, the first of five parts; without_fold=0/5; "
-        "samples=FILE or drop=FILE, with ids or file names; split=NAME, to select from this split only; ids=kept, to "
-        "keep the ids of classes. Repeatable: samples must fit all.",
+        "group=COLUMN and stratify=yes for these parts; samples=FILE or drop=FILE, with ids or file names; split=NAME, "
+        "to select from this split only; ids=kept, to keep the ids of classes. Repeatable: samples must fit all.",
         show_default="all samples",
     ),
 ]

@@ -189,6 +189,8 @@ class Dataset(Summary):
         drop: Samples | None = None,
         fold: tuple[int, int] | None = None,
         without_fold: tuple[int, int] | None = None,
+        stratify: bool = False,
+        group: str | Sequence[str] | None = None,
         where: Where | None = None,
         columns: Names = (),
         split: str | None = None,
@@ -211,6 +213,10 @@ class Dataset(Summary):
             fold: (number, folds): keep this one of k parts of about equal size, drawn by the ids. A sample stays in its
                 fold when the dataset grows.
             without_fold: (number, folds): keep all other folds, to train on them.
+            stratify: give each fold its share of each class. A sample stays in its fold when the dataset grows.
+            group: a column, or several, whose equal values stay in one fold, as of a patient: all records are read. A
+                group stays in its fold when the dataset grows, but not with `stratify`: both together make the folds of
+                scikit-learn's StratifiedGroupKFold, in which groups may move.
             where: a function of `columns` that returns which samples to keep. It is called once, here, with a dict of
                 arrays of some thousand samples at a time, and returns an array of bool.
             columns: the columns for `where`, by the short names that loaders take. All records are read. Labels are
@@ -230,6 +236,8 @@ class Dataset(Summary):
             "drop": drop,
             "fold": fold,
             "without_fold": without_fold,
+            "stratify": stratify or None,
+            "group": group,
         }
         ways |= {"where": where, "columns": columns}
         return select(self, split, keep_ids, {name: value for name, value in ways.items() if value is not None})

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import read_array
 
+from tpufeed.dataset.folds import deal
 from tpufeed.dataset.manifest import Split
-from tpufeed.dataset.order import Ints, random_words
+from tpufeed.dataset.order import Ints
 from tpufeed.dataset.scan import Labels, Stored, iter_columns
 from tpufeed.dataset.schema import several_labels
 from tpufeed.errors import OptionError, StoreError, mask_secrets
@@ -34,8 +35,6 @@ Where: TypeAlias = Callable[[dict[str, npt.NDArray[Any]]], npt.ArrayLike]
 _BLOCK = 256  # bits that are searched at once
 _SPARSE = 64  # a view of fewer than one in 64 keeps numbers: they take less room than bits
 _SHOWN = 8  # classes in the text of a view
-_FOLDS = 3  # purpose of random words, as in `dataset.order`
-_KEY = 0, (1 << 64) - 3  # of the words of folds: no epoch has this number
 _COLUMNS = ("sample", "filename", "path", "image", "file_name")  # not "id": that may be any column of the user's
 _DIGITS = 19  # of a number that int64 cannot hold
 _KEPT = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -148,7 +147,7 @@ def select(dataset: D, split: str | None, keep_ids: bool | None, given: Mapping[
         raise OptionError(
             f"ids of samples are within a split, and {dataset.label} has {', '.join(splits)}: give split={splits[0]!r}"
         )
-    ways = _find_ways(dataset, given)
+    ways = _find_ways(dataset, splits, given)
     relabelled = None if before is None else before.classes
     if "classes" in given and not several and not keep_ids:
         relabelled = tuple(_class_ids(dataset, given["classes"]))
@@ -178,8 +177,10 @@ class _Way(NamedTuple):
     renumbers: bool = False  # it selects by classes
 
 
-def _find_ways(dataset: Selectable, given: Mapping[str, Any]) -> list[_Way]:
+def _find_ways(dataset: Selectable, splits: Sequence[str], given: Mapping[str, Any]) -> list[_Way]:
     ways = list[_Way]()
+    if given.keys() & {"stratify", "group"} and not given.keys() & {"fold", "without_fold"}:
+        raise OptionError("stratify and group are for folds. Give fold=(0, 5) or without_fold=(0, 5) with them")
     for option, value in given.items():
         if option == "classes":
             have = partial(_have_classes, dataset, _class_ids(dataset, value))
@@ -189,9 +190,7 @@ def _find_ways(dataset: Selectable, given: Mapping[str, Any]) -> list[_Way]:
             listed = _read_samples(option, value)
             ways.append(_Way(f"{option}={listed.text}", partial(listed.find, dataset), option == "drop"))
         elif option in ("fold", "without_fold"):
-            number, count = _check_fold(option, value)
-            fold = partial(_are_in_fold, dataset, number, count)
-            ways.append(_Way(f"{option}={number}/{count}", fold, option == "without_fold"))
+            ways.append(_find_fold(dataset, splits, option, value, given))
         elif option == "where":
             function = partial(_evaluate, dataset, value, given.get("columns", ()))
             ways.append(_Way(f"where={getattr(value, '__name__', 'a function')}", function))
@@ -204,9 +203,15 @@ def _have_classes(dataset: Selectable, classes: Sequence[int], split: str) -> np
     return dataset.labels(split).have(classes)
 
 
-def _are_in_fold(dataset: Selectable, number: int, count: int, split: str) -> npt.NDArray[np.bool_]:
-    words = random_words(dataset.manifest.splits[split].records, _KEY, _FOLDS)
-    return np.asarray(words % np.uint64(count) == number)
+def _find_fold(dataset: Selectable, splits: Sequence[str], option: str, value: Any, given: Mapping[str, Any]) -> _Way:
+    number, count = _check_fold(option, value)
+    group, stratify = given.get("group", ()), given.get("stratify", False)
+    group = [group] if isinstance(group, str) else list(group)
+    labels = {split: dataset.labels(split) if stratify else None for split in splits}
+    folds = {split: deal(dataset, split, count, labels[split], group) for split in splits}
+    text, by = f"{option}={number}/{count}{' stratified' * stratify}", ",".join(group)
+    text += f" by {by}" if group else ""  # without counts: a cache of the view is known by this text
+    return _Way(text, lambda split: np.asarray(folds[split] == number), option == "without_fold")
 
 
 def views_by_class(dataset: D, split: str) -> dict[str, D]:
@@ -284,10 +289,11 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
     found = dict[str, Any]()
     for text in texts:
         name, _, value = text.partition("=")
-        if name not in ("classes", "ids", "samples", "drop", "fold", "without_fold", "split") or not value:
+        names = ("classes", "ids", "samples", "drop", "fold", "without_fold", "group", "stratify", "split")
+        if name not in names or not value or (name == "stratify" and value.lower() not in _KEPT):
             raise OptionError(
                 f"--select {format_value(text)}: expected classes=cat,dog (and ids=kept to keep their ids), "
-                "samples=FILE, drop=FILE, fold=0/5, without_fold=0/5 or split=NAME"
+                "samples=FILE, drop=FILE, fold=0/5, without_fold=0/5 (with group=COLUMN or stratify=yes) or split=NAME"
             )
         argument: Any = value
         if name == "classes":
@@ -298,6 +304,8 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
                     f"--select {format_value(text)}: expected ids=kept, or ids=joined to number them from 0"
                 )
             name, argument = "keep_ids", value == "kept"
+        elif name in ("group", "stratify"):
+            argument = value.split(",") if name == "group" else _KEPT[value.lower()]
         elif name in ("fold", "without_fold"):
             argument = [int(part) if part.isdecimal() else part for part in value.split("/")]
         if name in found:
