@@ -3,6 +3,7 @@
 import itertools
 import math
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -18,6 +19,7 @@ from tpufeed.text import shorten
 from tpufeed.tfrecord.example import Feature
 
 VOC = "voc"  # left, top, right and bottom as Pascal VOC counts pixels: from 1, and the last one is inside
+_LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 FORMATS = ("xyxy", "xywh", "cxcywh", VOC)
 Outside = Literal["reject", "clip", "drop"]  # what to do with boxes that reach further beyond the image
 _OUTSIDE_PX = 2.0  # a box may reach this far beyond its image: tools round, and count pixels from 0 or from 1
@@ -83,6 +85,15 @@ def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
             ) from None
         found.append((one, other))
     return tuple(found)
+
+
+def pair_names(names: Any, points: int) -> FlipPairs | None:
+    """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear, or None if there are none."""
+    if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
+        return None
+    places = {name.lower(): place for place, name in enumerate(names)}
+    opposite = [(at, _LEFT.sub(lambda left: "r" if left[0] == "l" else "right", name)) for name, at in places.items()]
+    return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
 
 
 def format_pairs(pairs: FlipPairs) -> str:

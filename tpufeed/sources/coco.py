@@ -18,7 +18,7 @@ import numpy as np
 
 from tpufeed.builds.item import Item
 from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
-from tpufeed.sources.boxes import FlipPairs
+from tpufeed.sources.boxes import FlipPairs, pair_names
 from tpufeed.sources.coco_folders import find_images, find_splits, parse_named, stats
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
@@ -50,7 +50,6 @@ _MOST_POINTS = 512  # keypoints of an object: a face has up to 478
 _MOST_POINTS_OF_IMAGE = 200_000  # keypoints, also of objects that have none
 _SAID = 40  # characters of a value in a message
 _INT64 = 1 << 63
-_LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
 _POINT = 3
 _WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})(\.0*)?\s*", re.ASCII)
 _TEXT_OR_NAN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)|(NaN|-?Infinity)', re.DOTALL)  # `json.dump` writes NaN
@@ -189,7 +188,7 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         raise SourceError(f"{where}: an annotation has {points:,} keypoints. At most {_MOST_POINTS:,} are allowed")
     categories.sort(key=lambda category: (isinstance(category.id, str), category.id))
     used = {one.category_id for one in marked}  # all categories that have keypoints must agree on the pairs
-    pairs = {_pair_names(category.keypoints, points) for category in categories if category.id in used}
+    pairs = {pair_names(category.keypoints, points) for category in categories if category.id in used}
     coco.images, coco.annotations, coco.keypoints = images, by_image, points
     coco.flip_pairs = pairs.pop() if len(pairs) == 1 else None
     coco.categories = {category.id: category.name for category in categories}
@@ -308,15 +307,6 @@ def _find_fault(one: _Annotation, coco: Coco) -> str:
         expected = coco.keypoints * _POINT
         return f"'keypoints' of {len(one.keypoints)} numbers. Expected {expected}, as others have"
     return "" if len(one.bbox) == _BOX else f"'bbox' {one.bbox[: _BOX + 1]}. Expected left, top, width and height"
-
-
-def _pair_names(names: Any, points: int) -> FlipPairs | None:
-    """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear, or None if there are none."""
-    if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
-        return None
-    places = {name.lower(): place for place, name in enumerate(names)}
-    opposite = [(at, _LEFT.sub(lambda left: "r" if left[0] == "l" else "right", name)) for name, at in places.items()]
-    return tuple((at, places[name]) for at, name in opposite if places.get(name, at) != at) or None
 
 
 class CocoSource(Source):

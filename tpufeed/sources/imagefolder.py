@@ -82,7 +82,7 @@ class ImageFolderSource(TableSource):
                 and all(_count(row[name]) == _count(row.get(boxes.name)) for row in lists)
             ]
         self.contents = Contents(
-            declared=declare(boxes.name, options.boxes.keypoints, options.declared),
+            declared=declare(boxes.name, options.keypoints_name, options.declared),
             boxes=boxes.name,
             box_columns=tuple(each),
             box_format=boxes.form if options.boxes.format is None else None,

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, cast
 
@@ -22,6 +23,7 @@ LabelType = Literal["class", "number"]
 Unlabelled = Literal["reject", "keep"]
 MASKS = "mask"  # the column that `masks=` or `outlines=` makes
 BOXES = "boxes"  # the column that four columns of a table make
+KEYPOINTS = "keypoints"  # the column that columns of x and y make
 BOX = 4
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
 _PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -79,10 +81,11 @@ class Boxes:
         columns: columns with a value for each box: if a box is dropped, its values are dropped with it. Default with
             `group_by`: those that differ within an image.
         keypoints: the column that holds the list of a sample's keypoints (x, y and maybe a visibility), or a list of
-            keypoints for each box.
+            keypoints for each box; or a table's columns of x and y in turn, like "left_eye_x,left_eye_y,nose_x,nose_y",
+            which become the column "keypoints". A point without numbers has the visibility 0, others have 2.
         flip_pairs: pairs of keypoints, by index from 0, that are the left and the right of the same thing, like
             "1:2,3:4", or "none": loaders and caches swap them when they mirror a picture. A list like
-            [(1, 2), (3, 4)] does as well. Default: COCO's names of keypoints decide.
+            [(1, 2), (3, 4)] does as well. Default: the names of COCO's keypoints, or of the columns, decide.
         pairs: `flip_pairs` as numbers.
 
     Raises:
@@ -144,6 +147,8 @@ class ShardOptions:
     class_names: tuple[str, ...] | None = field(init=False)  # `classes` from their file, or None for those that occur
     box_sides: tuple[str, ...] = field(init=False)  # the four columns that `boxes.column` names, if it is not one
     boxes_name: str | None = field(init=False)  # the column of boxes in the dataset
+    points: tuple[str, ...] = field(init=False)  # the columns of x and y that `boxes.keypoints` names, if it is not one
+    keypoints_name: str | None = field(init=False)  # the column of keypoints in the dataset
     declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, boxes and keypoints
     pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
     sizes_differ: bool = field(init=False)  # records may have other sizes than their files
@@ -178,7 +183,8 @@ class ShardOptions:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")
         if self.shards is not None and self.shards % self.hosts:
             raise OptionError(f"the number of shards has to be a multiple of the {self.hosts} hosts, not {self.shards}")
-        images, boxes, keypoints = self.images, self.boxes.column, self.boxes.keypoints
+        images, boxes, points = self.images, self.boxes.column, parse_points(self.boxes.keypoints)
+        keypoints = KEYPOINTS if points else self.boxes.keypoints
         sides = () if boxes is None else parse_sides(boxes, self.group_by is not None)
         boxes_name = BOXES if sides else boxes
         columns = [Declared.parse(*each) for each in (self.columns or {}).items()]
@@ -193,6 +199,8 @@ class ShardOptions:
             ("class_names", None if self.classes is None else read_classes(self.classes)),
             ("box_sides", sides),
             ("boxes_name", boxes_name),
+            ("points", points),
+            ("keypoints_name", keypoints),
             ("declared", declare(boxes_name, keypoints, columns) if has_marks else tuple(columns)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
             ("sizes_differ", sizes_differ),
@@ -281,6 +289,19 @@ def parse_shares(split: str | Mapping[str, float]) -> dict[str, float]:
 def names_in(text: str | None) -> tuple[str, ...]:
     """Return the columns of "hospital,patient", in their order."""
     return tuple(filter(None, map(str.strip, (text or "").split(","))))
+
+
+def parse_points(keypoints: str | None) -> tuple[str, ...]:
+    """Return the columns of "nose_x,nose_y,ear_x,ear_y", or nothing if it is one column. Raises OptionError."""
+    names = names_in(keypoints)
+    for x, y in zip_longest(names[::2], names[1::2], fillvalue="") if len(names) > 1 else ():
+        pairs = {*zip(x.lower(), y.lower(), strict=False)}
+        if len(x) != len(y) or ("x", "y") not in pairs or any(one != other for one, other in pairs - {("x", "y")}):
+            raise OptionError(
+                f"boxes.keypoints names the columns {x!r} and {y!r}. Expected those of x and y in turn, whose names "
+                "differ in this letter alone, like nose_x,nose_y"
+            )
+    return names if len(names) > 1 else ()
 
 
 def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ class Contents(NamedTuple):
         given, name_of = options.class_names, options.name_of
         if self.class_names is not None and (given is None or options.keeps_classes):
             given = read_classes(self.class_names)
-        boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.boxes.keypoints
+        boxes, keypoints = self.boxes or options.boxes_name, self.keypoints or options.keypoints_name
         if options.boxes.format is not None and boxes is None and keypoints is None:
             raise OptionError("boxes.format is for boxes. Name the column that holds them: --boxes COLUMN")
         declared = [each._replace(name=name_of(each.name)) for each in self.declared or options.declared]

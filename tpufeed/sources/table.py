@@ -20,8 +20,9 @@ from tpufeed.builds.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import BOX_NAMES, name_boxes
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
+from tpufeed.sources.boxes import pair_names
 from tpufeed.sources.inputs import Files, is_web
-from tpufeed.sources.options import ShardOptions, names_in
+from tpufeed.sources.options import KEYPOINTS, ShardOptions, names_in
 from tpufeed.sources.paths import IMAGE_SUFFIXES, identity_of, is_hidden, is_image_name, resolve, stem_of
 from tpufeed.sources.row_groups import parquet_errors
 from tpufeed.sources.source import Found, Place, Source, listing
@@ -392,6 +393,12 @@ class TableSource(Source):
                 self._flags = [name for name, texts in said.items() if texts <= FLAGS.keys() and len(texts) > 1]
             self.splits_from = "folders" if columns.split is None else f"the column {columns.split}"
             records = itertools.chain(first, records)
+            if points := self._options.points:
+                if KEYPOINTS in {*names} - {*points}:
+                    raise OptionError(f"{where}: the column {KEYPOINTS!r} has the name that the points get. Rename it")
+                x_names = [columns.find("keypoints", name) for name in points][::2]
+                self.contents = self.contents._replace(pairs=pair_names(x_names, len(x_names)))
+                records = map(partial(_join_points, points), records)
             yield columns, records if change is None else map(change, records)
 
     def iter_warnings(self, found: Found, classes: Sequence[str] | None, columns: Sequence[str]) -> Iterator[str]:
@@ -415,6 +422,14 @@ def advise_on_labels(options: ShardOptions, columns: Sequence[str], flags: Seque
 def number_rows(records: Iterable[Record], first: int = 1) -> Iterator[Row]:
     """Number records, of which nothing is known to be wrong."""
     return zip(itertools.count(first), records, itertools.repeat(None))
+
+
+def _join_points(columns: Sequence[str], record: Record) -> Record:
+    """Return a record with its columns of x and y as the list of keypoints, with their visibilities as in COCO."""
+    joined = {name: value for name, value in record.items() if name not in columns}
+    places = zip(*([record.get(name) for name in columns[first::2]] for first in (0, 1)), strict=True)
+    joined[KEYPOINTS] = [[0, 0, 0] if is_missing(x) and is_missing(y) else [x, y, 2] for x, y in places]
+    return joined
 
 
 def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None]) -> _Looked:
