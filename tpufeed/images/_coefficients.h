@@ -140,17 +140,41 @@ static Reason unpack(const Packed *packed, uint8_t *out) {
 
 /* ---- pack ------------------------------------------------------------------------------------------------------ */
 
+/* Return a bit for each AC value that is not 0, that of index k at k: a branch for each value took most of the time. */
+static inline uint64_t nonzero(const int16_t *values) {
+    uint64_t set = 0;
+    for (int k = 0; k < 64; k += 4) {
+        uint64_t four = 0, low = 0x7FFF7FFF7FFF7FFF;
+        for (int i = 0; i < 4; i++) four |= (uint64_t)(uint16_t)values[k + i] << 16 * i;
+        four = (((four & low) + low) | four) & ~low; /* the top bit of each that is not 0 */
+        set |= (four >> 15) * 0x0001000200040008 >> 48 << k; /* brings them together */
+    }
+    return set & ~(uint64_t)1;
+}
+
+static inline int lowest(uint64_t set) {
+#if defined(__GNUC__)
+    return __builtin_ctzll(set);
+#else
+    int k = 0;
+    while (!(set >> k & 1)) k++;
+    return k;
+#endif
+}
+
 /* Write the tokens of a block, 130 at most, and return how many; append the values that they do not hold exactly. */
 static int put_tokens(uint8_t *token, uint8_t **large, size_t place, const int16_t *values, int step) {
     uint8_t *start = token;
-    int run = 0;
-    for (int k = 1; k < 64; k++, run++) {
-        uint64_t four = 1;
-        if (k % 4 == 0) memcpy(&four, values + k, sizeof four);
-        if (!four) k += 3, run += 3; /* most are zeros */
-        if (!four || !values[k]) continue;
-        int32_t code = code_of_value(values[k], step), fifteens = (code + (code < 0 ? -7 : 7)) / 15;
+    int last = 0;
+    for (uint64_t set = nonzero(values); set; set &= set - 1) {
+        int k = lowest(set), run = k - last - 1;
         for (; run > 15; run -= 16) *token++ = 15 << 4 | 7;
+        if (values[k] >= -7 && values[k] <= 7) { /* nearly all: without a branch by the sign */
+            *token++ = (uint8_t)(run << 4 | (values[k] + 7));
+            last = k;
+            continue;
+        }
+        int32_t code = code_of_value(values[k], step), fifteens = (code + (code < 0 ? -7 : 7)) / 15;
         *token++ = (uint8_t)(run << 4 | (code - 15 * fifteens + 7));
         if (fifteens) *token++ = (uint8_t)((fifteens < 0 ? fifteens + 8 : fifteens + 7) << 4 | 15);
         if (value_of_code(code, step) != values[k]) {
@@ -158,7 +182,7 @@ static int put_tokens(uint8_t *token, uint8_t **large, size_t place, const int16
             *(*large)++ = (uint8_t)values[k];
             *(*large)++ = (uint8_t)((uint16_t)values[k] >> 8);
         }
-        run = -1;
+        last = k;
     }
     return (int)(token - start);
 }
