@@ -5,11 +5,31 @@ import pytest
 
 import tpufeed
 from tests.frameworks import lazy
+from tpufeed.builds.run import preview
 from tpufeed.cache import warmup
+from tpufeed.cache.options import CacheOptions
+from tpufeed.cache.recipe import CacheRecipe
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Resize
-from tpufeed.images.description import from_dict
+from tpufeed.errors import DatasetExistsError
+from tpufeed.images import (
+    CenterCrop,
+    ColorJitter,
+    Custom,
+    GaussianBlur,
+    Grayscale,
+    HorizontalFlip,
+    RandAugment,
+    RandomCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    VerticalFlip,
+)
+from tpufeed.images.description import from_dict, parse_op, to_dict
+from tpufeed.images.ops import OPS
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.protocols import evaluation_of
 
 TFRecordImages = lazy("tpufeed.adapters.torch.host:TFRecordImages")
 
@@ -118,6 +138,78 @@ def test_variants_share_label_extras_and_place(cached):
             for variant in range(2)
         )
         for one, other in zip(first, second, strict=True):
-            assert one.pop("image/tensor") != other.pop("image/tensor")
+            assert (one.pop("image/tensor") == other.pop("image/tensor")) == (split == "val")
             assert one == other
             assert {"image/class/label", "image/class/text", "image/filename"} <= one.keys()
+
+
+# Evaluation: val and test get no draws
+
+
+def test_evaluation_is_kept_whole(source, tmp_path):
+    ops = [RandomResizedCrop(LARGE), Rotate(9)]
+    options = {"ops": ops, "live": LIVE, "variants": 2, "workers": 1}
+    foretold = preview(CacheRecipe(source, CacheOptions(ops=ops, live=LIVE, variants=2)), tmp_path / "c")
+    said = [*foretold.listed.iter_lines()]
+    assert said == [
+        "train: RandomResizedCrop(size=32), Rotate(degrees=(-9.0, 9.0)); "
+        "loaders add RandomCrop(size=24), HorizontalFlip()",
+        "val: for evaluation, Resize(size=37), CenterCrop(size=(32, 32)); loaders add CenterCrop(size=24)",
+    ]
+    done = warmup(source, tmp_path / "c", **options)
+    assert [*done.listed.iter_lines()] == said
+    plain = warmup(source, tmp_path / "plain", ops=[Resize(37), CenterCrop(LARGE)], workers=1)
+    whole = pixels_of(plain.url, 0, "val")
+    for variant in range(2):
+        assert np.array_equal(pixels_of(done.url, variant, "val"), whole)
+    for split, is_random in (("val", False), ("train", True)):
+        with tpufeed.Loader(done.url, split, columns=["image"], shuffle=False, remainder="pad", batch_size=4) as loader:
+            epochs = [np.concatenate([images for images, _ in loader]) for _ in range(2)]
+        assert np.array_equal(*epochs) != is_random
+        if not is_random:
+            assert np.array_equal(epochs[0][: len(whole)], np.array(whole)[:, 4:28, 4:28])
+    assert warmup(source, tmp_path / "c", **options).manifest == done.manifest, "the same command"
+    with pytest.raises(DatasetExistsError, match="evaluation"):
+        warmup(source, tmp_path / "c", **options, all_splits_random=True)
+    old = warmup(source, tmp_path / "old", **options, all_splits_random=True)
+    assert not np.array_equal(*(pixels_of(old.url, variant, "val") for variant in range(2)))
+    assert np.array_equal(pixels_of(old.url, 1), pixels_of(done.url, 1)), "train is as ever"
+    assert not [*old.listed.iter_lines()]
+
+
+def test_functions_that_may_draw_are_left_out_and_named(source, tmp_path):
+    kept = Custom("tests.cache.augmentations:counting", random=False)
+    ops = [RandomCrop(SIDE), Custom("tests.cache.augmentations:heavy"), kept]
+    (warning,) = preview(CacheRecipe(source, CacheOptions(ops=ops[:2])), tmp_path / "c").listed.warnings
+    assert "augmentations:heavy" in warning
+    assert "val" in warning
+    assert CacheOptions(ops=ops).ops_of("val") == (CenterCrop(SIDE), kept)
+    assert from_dict(to_dict(kept)) == kept == parse_op(repr(kept))
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (RandomResizedCrop(224), (Resize(256), CenterCrop((224, 224)))),
+        (RandomResizedCrop((32, 128), ratio=(2, 8)), (Resize(37), CenterCrop((32, 128)))),
+        (RandomResizedCrop((20, 40)), (Resize(46), CenterCrop((40, 40)), Resize((20, 40)))),
+        (RandomCrop(32, padding=4), (CenterCrop(32),)),
+        (HorizontalFlip(), ()),
+        (VerticalFlip(1.0), (VerticalFlip(1.0),)),
+        (Grayscale(1.0), (Grayscale(1.0),)),
+        (RandomErasing(1.0), ()),
+        (Rotate(10), ()),
+        (Rotate((90, 90)), (Rotate((90, 90)),)),
+        (GaussianBlur(sigma=2.0), (GaussianBlur(sigma=2.0),)),
+        (GaussianBlur(), ()),
+        (ColorJitter(0.2), ()),
+        (RandAugment(), ()),
+        (Resize(8), (Resize(8),)),
+    ],
+)
+def test_each_op_has_a_form_for_evaluation_or_is_left_out(op, expected):
+    assert evaluation_of([op]) == expected
+    assert not any(each.draws for each in expected if type(each) is not type(op))
+    size = Pipeline([op], 0).output_size((300, 400))
+    assert Pipeline(expected, 0).output_size((300, 400)) == size
+    assert type(op).__name__ in OPS

@@ -36,6 +36,7 @@ def warmup(  # noqa: PLR0913  # the public face
     seed: Seed = 0,
     shard_bytes: str | int | None = None,
     names: NameStyle = "tpufeed",
+    all_splits_random: bool = False,
     max_rejects: str | int | None = None,
     overwrite: bool = False,
     fsync: bool = False,
@@ -70,6 +71,9 @@ def warmup(  # noqa: PLR0913  # the public face
         shard_bytes: aim for shards of this size. Default: 128 MB, or less if there would be fewer than 64 shards.
         names: "kaggle" names shards (`train-v0-00-512.tfrec`) and keys as in `tpufeed.shard`. It needs another `encode`
             than "raw" or "dct", and samples with one label.
+        all_splits_random: give val and test the random ops, too. By default they get the evaluation form of `ops`, and
+            loaders that of `live`: the middle instead of a random crop, and no op that draws. All variants are equal
+            then.
         max_rejects: fail if more samples than this are rejected, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset at `dst`, or the remains of a build.
         fsync: flush the shards to disk before the manifest, as in `tpufeed.shard`.

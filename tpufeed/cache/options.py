@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from tpufeed.dataset.naming import is_evaluation
 from tpufeed.errors import OptionError
 from tpufeed.images.coefficients import BEST_QUALITY, SIDE_PX
 from tpufeed.images.description import from_dict, to_dict
 from tpufeed.images.ops import Custom, HorizontalFlip, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import Quality
-from tpufeed.images.protocols import Op, Ops
+from tpufeed.images.protocols import Op, Ops, evaluation_of
 from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.options import between, check_fields, parse_size
 from tpufeed.sources.options import NameStyle
@@ -46,6 +47,7 @@ class CacheOptions:
     seed: Seed = 0
     shard_bytes: str | int | None = None
     names: NameStyle = "tpufeed"
+    all_splits_random: bool = False
     applied: tuple[Op, ...] = field(init=False)
     size_bytes: int | None = field(init=False)
 
@@ -77,6 +79,10 @@ class CacheOptions:
             ("size_bytes", None if self.shard_bytes is None else parse_size(self.shard_bytes)),
         ):
             object.__setattr__(self, name, value)  # the class is frozen
+
+    def ops_of(self, split: str) -> tuple[Op, ...]:
+        """Return the ops of a split: those of evaluation for val and test, unless `all_splits_random`."""
+        return self.applied if self.all_splits_random or not is_evaluation(split) else evaluation_of(self.applied)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""

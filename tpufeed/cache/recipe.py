@@ -24,7 +24,7 @@ from tpufeed.cache.origin import iter_samples, open_origin
 from tpufeed.cache.worker import Augmenter, CacheContext
 from tpufeed.dataset.listed import Listed
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
-from tpufeed.dataset.naming import check_split_name, part_folder
+from tpufeed.dataset.naming import EVALUATION, check_split_name, is_evaluation, part_folder
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.sample import iter_flip_warnings
 from tpufeed.dataset.schema import (
@@ -54,13 +54,17 @@ from tpufeed.errors import (
     mask_secrets,
 )
 from tpufeed.images.decoding import decode
+from tpufeed.images.description import short_text
+from tpufeed.images.ops import Custom
 from tpufeed.images.pipeline import Pipeline, check_deterministic
+from tpufeed.images.protocols import Op, evaluation_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.recipe import one_hot_bytes
 
 KIND = "cache warmup"
 SOURCE_VERSION = "source_version"  # option: the version of the source that a cache covers, if the source has grown
 SELECT = "select"  # option: what a view selects, if the source is one
+_EVALUATION = "without random ops"  # another text if `evaluation_of` comes to make other pixels
 _FEATURES_BYTES = 400  # size of a record without its image
 _READ_WHOLE_BYTES = 2 * 10**9  # verify the CRCs of a finished cache up to this size
 _PROBED_SAMPLES, _FIRST_SAMPLES = 16, 4
@@ -86,16 +90,20 @@ class CacheRecipe(Recipe):
         self.origin, self.options, self.source = origin, options, origin.url
         self.stores = origin.store, origin.shards
         self.size = options.output_size(origin.manifest.image_size)
+        # A view may keep no sample of a split.
+        given = ((check_split_name(name), origin.split(name).records) for name in origin.manifest.splits)
+        self.samples = {name: count for name, count in given if count or not origin.manifest.splits[name].records}
+        draws = not options.all_splits_random and any(op.draws for op in (*options.applied, *(options.live or ())))
+        self.evaluated = [name for name in self.samples if draws and is_evaluation(name)]
         # All options that decide bytes, as JSON returns them.
         identity = {"source_digest": origin.content_digest, **options.to_dict()}
+        if self.evaluated:
+            identity[EVALUATION] = _EVALUATION
         self.wanted = msgspec.json.decode(msgspec.json.encode(identity))
         # Options that do not decide bytes.
         self.facts: dict[str, Any] = {SOURCE_VERSION: origin.number} if origin.number > 1 else {}
         if origin.selection is not None:
             self.facts[SELECT] = origin.selection.text
-        # A view may keep no sample of a split.
-        given = ((check_split_name(name), origin.split(name).records) for name in origin.manifest.splits)
-        self.samples = {name: count for name, count in given if count or not origin.manifest.splits[name].records}
 
     def look(self, destination: Destination, overwrite: bool) -> Dataset | None:
         """Return the cache at the destination if it is this one. A cache of an earlier version of the source grows."""
@@ -221,14 +229,16 @@ class CacheRecipe(Recipe):
             OptionError: a shard would be smaller than a record.
         """
         options, (height, width) = self.options, self.size
-        augment = Augmenter(options, self.origin.manifest, mends=False)
-        ops, live = Pipeline(options.applied, augment.seed), Pipeline(options.live or (), augment.seed)
+        seed = self.origin.manifest.draws_seed(options.seed)
+        ops, live = Pipeline(options.applied, seed), Pipeline(options.live or (), seed)
+        of_split = {task.split: Augmenter(options, self.origin.manifest, task.split, mends=False) for task in first}
         lengths, moving, seconds = list[int](), list[int](), list[float]()
         begun = time.monotonic()
-        for sample in (sample for task in first for sample in iter_samples(self.origin, header, task)):
+        tried = ((task.split, each) for task in first for each in iter_samples(self.origin, header, task))
+        for split, sample in tried:
             start = time.perf_counter()
             try:
-                _, variants, moved = augment(sample)
+                _, variants, moved = of_split[split](sample)
             except ImageError:
                 continue
             moving += map(len, moved)
@@ -287,6 +297,20 @@ class CacheRecipe(Recipe):
             quality=self.options.quality if self.options.encode == "dct" else msgspec.UNSET,
         )
 
+    def _ops_by_split(self) -> dict[str, str]:
+        """Return for people the ops of the splits for evaluation, and of the others. Empty if all have the same."""
+        if not self.evaluated:
+            return {}
+        others, live = sorted(self.samples.keys() - {*self.evaluated}), self.options.live or ()
+
+        def said(ops: Sequence[Op], live: Sequence[Op]) -> str:
+            text, later = (", ".join(map(short_text, each)) or "no op" for each in (ops, live))
+            return f"{text}; loaders add {later}" if self.options.live else text
+
+        random = {", ".join(others): said(self.options.applied, live)} if others else {}
+        ops = said(evaluation_of(self.options.applied), evaluation_of(live))
+        return random | {", ".join(self.evaluated): f"for evaluation, {ops}"}
+
     @property
     def _new(self) -> dict[str, int]:
         return {name: count - self.before.get(name, 0) for name, count in self.samples.items()}
@@ -306,6 +330,12 @@ class CacheRecipe(Recipe):
             for name in manifest.splits
             if name not in self.samples
         )
+        warnings += (
+            f"{op} may draw, so {', '.join(self.evaluated)} go without it. If it draws nothing, give "
+            "Custom(..., random=False), and if they need it anyway, --all-splits-random"
+            for op in self.options.applied
+            if self.evaluated and isinstance(op, Custom) and op.random
+        )
         features = [spec for spec in manifest.features if spec.name not in plain]
         return PlanHeader(
             kind=KIND,
@@ -318,7 +348,7 @@ class CacheRecipe(Recipe):
             class_names=origin.class_names,
             features=cached_schema(features, self.options, self.size, len(origin.class_names)),
             images=self.options.variants * sum(self._new.values()),
-            listed=Listed(warnings=tuple(warnings)),
+            listed=Listed(warnings=tuple(warnings), ops=self._ops_by_split()),
         )
 
 

@@ -40,7 +40,8 @@ class CacheContext(TaskContext):
         int_names, keys = fixed_ints(header.features), {spec.name: spec.key for spec in header.features}
         names = [name.encode() for name in header.class_names]
         image_format = encode_entry(keys[FORMAT], Feature("bytes", (options.encode.encode(),)))
-        augment, stored = Augmenter(options, self.origin.manifest), f"{options.encode}, augmented"
+        augment = Augmenter(options, self.origin.manifest, task.split)
+        stored = f"{options.encode}, augmented"
         output.images[stored] = 0
         with closing(iter_samples(self.origin, header, task)) as samples:
             for found in samples:
@@ -80,20 +81,23 @@ class Augmenter:
     Args:
         options: options of the cache.
         manifest: manifest of the samples' dataset.
+        split: the split of the samples, which decides the ops.
         mends: repair an encoded image that does not decode, if possible.
 
     Attributes:
         seed: seed of the ops' random numbers.
     """
 
-    def __init__(self, options: CacheOptions, manifest: Manifest, mends: bool = True) -> None:
-        self.seed = manifest.draws_seed(options.seed)
-        self._pipeline = Pipeline(options.applied, self.seed, upright=manifest.upright)
+    def __init__(self, options: CacheOptions, manifest: Manifest, split: str, mends: bool = True) -> None:
+        self.seed, ops = manifest.draws_seed(options.seed), options.ops_of(split)
+        self._pipeline = Pipeline(ops, self.seed, upright=manifest.upright)
         self._mover = Mover(manifest.features, options, self._pipeline)
         self._mends = mends
-        self._variants = options.variants
+        # Without draws all variants are the first one.
+        self._variants = options.variants if any(op.draws for op in ops) else 1
+        self._repeats = options.variants // self._variants
         self._scratch = Scratch()
-        self._outs: Sequence[Pixels | None] = [None] * options.variants
+        self._outs: Sequence[Pixels | None] = [None] * self._variants
         self._block, self._draws = -1, list[DrawnBatch]()
 
     def __call__(self, sample: OriginSample) -> tuple[OriginSample, list[Pixels], list[bytes]]:
@@ -120,7 +124,8 @@ class Augmenter:
             made = self._run(sample, draws)
         if self._outs[0] is None:  # now the sizes are known
             self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
-        return sample, made, self._mover.encode(sample.moving, sample.name, sample.image, draws)
+        moved = self._mover.encode(sample.moving, sample.name, sample.image, draws)
+        return sample, made * self._repeats, moved * self._repeats
 
     def _run(self, sample: OriginSample, draws: list[list[Draws]]) -> list[Pixels]:
         try:

@@ -56,6 +56,7 @@ def warmup_command(
         str, flags.in_images(metavar="FORMAT", autocompletion=one_of("raw", "jpeg", "png", "webp", "dct"))
     ] = "raw",
     quality: flags.Quality = 90,
+    all_splits_random: Annotated[bool, _in_augmentation("--all-splits-random")] = False,
     max_rejects: flags.MaxRejects = None,
     workers: flags.Workers = None,
     engine: flags.EngineName = "local",

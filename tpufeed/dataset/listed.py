@@ -36,6 +36,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ignored_files: files that are not taken because of their names, counted by their endings (`.txt`).
         named: what the names of taken files say.
         listed_twice: number of inputs that the source names more than once.
+        ops: the ops of a cache's splits, if they differ.
         left_out: keys of adopted records without a place in the schema.
         warnings: sentences on what may not be what the user meant, each with the option that changes it.
     """
@@ -54,6 +55,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignored_files: dict[str, int] = {}
     named: str = "as images are"
     listed_twice: int = 0
+    ops: dict[str, str] = {}
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -63,6 +65,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             yield f"taken as: {self.kind}{f' ({self.why})' if self.why else ''}"
             yield f"labels: {self._format_labels() if self.labels else 'none'}"
             yield f"splits: {self.splits or 'none'}"
+        for splits, ops in self.ops.items():
+            yield f"{splits}: {ops}"
         if self.images_from:
             yield f"image names are relative to: {self.images_from}"
         if self.columns:

@@ -18,6 +18,7 @@ REMOVALS = "_tpufeed/removals"
 DIGESTS = "_tpufeed/digests.bin"
 DUPLICATES = "_tpufeed/duplicates.jsonl"
 VERSIONS = "_tpufeed/versions"
+EVALUATION = "evaluation"  # option of a cache whose val and test have no random ops, unlike train
 
 _INDEX = ".index.npy"
 _ENDING = re.compile(r"\.[A-Za-z0-9_]{1,12}")
@@ -38,6 +39,11 @@ SPLIT_OF_WORD = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+
+
+def is_evaluation(split: str) -> bool:
+    """Return True for the name of a split that no model is trained on, like val or test."""
+    return SPLIT_OF_WORD.get(split.lower()) in ("val", "test")
 
 
 def is_data_name(name: str) -> bool:

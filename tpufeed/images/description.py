@@ -54,6 +54,12 @@ def from_dict(data: Mapping[str, Any]) -> Op:
     return op
 
 
+def short_text(op: Op) -> str:
+    """Return an op with the parameters that differ from their defaults, for people."""
+    given = ((field.name, getattr(op, field.name), field.default) for field in fields(op))  # type: ignore[arg-type]
+    return f"{type(op).__name__}({', '.join(f'{name}={value!r}' for name, value, usual in given if value != usual)})"
+
+
 def signature(op: type[Any]) -> str:
     """Return an op's name, parameters and defaults, like `RandomCrop(size, padding=0, fill=0)`."""
     parameters = (

@@ -106,6 +106,19 @@ class Op(Protocol):
         """Return `(height, width)` of the results for images of `size`, or None if it differs from image to image."""
 
 
+def evaluation_of(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Return the ops without draws that stand for these in evaluation, with results of the same size.
+
+    Random crops become the middle, by their method `evaluation`. Other ops that draw are left out, unless every image
+    gets the same (p=1).
+    """
+    found = list[Op]()
+    for op in ops:
+        form: Callable[[], tuple[Op, ...]] | None = getattr(op, "evaluation", None)
+        found += [op] if not op.draws else () if form is None else form()
+    return tuple(found)
+
+
 Ops: TypeAlias = Annotated[Sequence[Op], a_list("ops, like [RandomResizedCrop(size=224), HorizontalFlip()]")]
 
 
@@ -170,6 +183,9 @@ class RandomlyApplied(SameSizeOp):
 
     def skips(self, draws: Draws) -> bool:
         return draws[0] >= self.p
+
+    def evaluation(self) -> tuple[Op, ...]:
+        return (self,) if self.p == 1 and self.draws == 1 else ()  # type: ignore[return-value,attr-defined]  # ops have draws
 
 
 def keep(image: Pixels, out: Pixels | None) -> Pixels:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.dataset.manifest import Manifest
+from tpufeed.dataset.naming import EVALUATION, is_evaluation
 from tpufeed.dataset.order import Ints
 from tpufeed.dataset.reader import ClassIds, Dataset
 from tpufeed.dataset.sample import iter_flip_warnings
@@ -20,7 +21,7 @@ from tpufeed.images.device import DeviceOps
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.ops import Custom, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.protocols import Op
+from tpufeed.images.protocols import Op, evaluation_of
 from tpufeed.images.rng import uniforms
 from tpufeed.stream.columns import IMAGE, LABEL, SAMPLE, Array, Column, Columns, Items, Mask, Picture, resolve_columns
 from tpufeed.stream.joint import JointPipeline
@@ -107,7 +108,7 @@ def plan_decoding(
     if classes.names is not None:
         manifest = msgspec.structs.replace(manifest, class_names=classes.names)
     views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
-    views = views or (_own_ops(source.dataset),)
+    views = views or (_own_ops(source.dataset, source.split),)
     later = [op for op in options.device_ops or () if not isinstance(op, MixingOp)]
     pipelines = list[Pipeline]()
     for view, ops in enumerate(views):
@@ -315,8 +316,8 @@ def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:
     return JointPipeline(plan.pipelines[0], moving, fields)
 
 
-def _own_ops(dataset: Dataset) -> Sequence[Op]:
-    """Return the ops that a cache's manifest leaves to loaders."""
+def _own_ops(dataset: Dataset, split: str) -> Sequence[Op]:
+    """Return the ops that a cache's manifest leaves to loaders of a split."""
     manifest = dataset.manifest
     ops = [] if manifest.cache is None else [from_dict(each) for each in manifest.cache.live]
     for op in ops:
@@ -326,4 +327,4 @@ def _own_ops(dataset: Dataset) -> Sequence[Op]:
                 "nothing that a manifest names. If you want it to run, pass all live ops yourself: "
                 f"ops=[..., Custom({format_value(op.target)})]"
             )
-    return ops
+    return evaluation_of(ops) if EVALUATION in manifest.options and is_evaluation(split) else ops

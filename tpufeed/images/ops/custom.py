@@ -13,7 +13,7 @@ import numpy as np
 
 from tpufeed.errors import OpError, OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import LATER, CheckedOp, Draws, SameSizeOp, keep
+from tpufeed.images.protocols import LATER, CheckedOp, Draws, Op, SameSizeOp, keep
 from tpufeed.images.rng import generator
 from tpufeed.options import Rule, is_whole
 from tpufeed.text import format_value
@@ -44,6 +44,7 @@ class Custom(SameSizeOp):
         target: "module:function", or "module:Class.method". A function is accepted, too, and stored as such a text.
         version: the user's own version of the function: another version means other pixels.
         sample: True if the function takes and returns a dict.
+        random: False if it draws nothing, so that evaluation keeps it, see `evaluation_of`.
 
     Raises:
         OptionError: the function has no name that workers could import, or its import fails when it first runs.
@@ -53,6 +54,7 @@ class Custom(SameSizeOp):
     target: str | Augmentation
     version: Annotated[str, Rule("a short text, like '2'", _is_version, str)] = "1"
     sample: bool = field(default=False, metadata=LATER)
+    random: bool = field(default=True, metadata=LATER)
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
@@ -62,7 +64,11 @@ class Custom(SameSizeOp):
 
     def __repr__(self) -> str:
         whole = ", sample=True" if self.sample else ""
-        return f"Custom(target={self.target!r}, version={self.version!r}{whole})"
+        random = "" if self.random else ", random=False"
+        return f"Custom(target={self.target!r}, version={self.version!r}{whole}{random})"
+
+    def evaluation(self) -> tuple[Op, ...]:
+        return () if self.random else (self,)
 
     def skips(self, draws: Draws) -> bool:
         return False

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import Arrays, BatchDraws, Columns, Planes, Size, Step, refused, weighted
-from tpufeed.images.protocols import Draws, Probability, RandomlyApplied, positive_range
+from tpufeed.images.protocols import Draws, Op, Probability, RandomlyApplied, positive_range
 from tpufeed.images.rng import draw_between
 
 
@@ -35,6 +35,9 @@ class GaussianBlur(RandomlyApplied):
         sigma = draw_between(self.sigma, draws[1])
         blurred: Pixels = cv2.GaussianBlur(image, (0, 0), sigma, dst=out)  # type: ignore[assignment]
         return blurred if out is None else out
+
+    def evaluation(self) -> tuple[Op, ...]:
+        return (self,) if self.p == 1 and len({*self.sigma}) == 1 else ()
 
     def on_device(self, size: Size) -> Step:
         """Multiply the mirrored image by the kernel, as weights of rows and columns.

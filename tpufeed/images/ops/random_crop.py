@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.device import Size, Step, window_step
-from tpufeed.images.protocols import CheckedOp, Draws, Fill, SizePx, Window
+from tpufeed.images.ops.center_crop import CenterCrop
+from tpufeed.images.protocols import CheckedOp, Draws, Fill, Op, SizePx, Window
 from tpufeed.images.windows import pair
 from tpufeed.options import between
 
@@ -53,6 +54,9 @@ class RandomCrop(CheckedOp):
         found[:, :2] = low + (draws * (high - low + 1)).astype(np.int64)
         found[:, 2:] = cuts
         return found
+
+    def evaluation(self) -> tuple[Op, ...]:
+        return (CenterCrop(self.size),)
 
     def on_device(self, size: Size) -> Step:
         out = pair(self.size)

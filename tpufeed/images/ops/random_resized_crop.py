@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.device import Size, Step, window_step
-from tpufeed.images.protocols import CheckedOp, Draws, SizePx, Window, positive_range
+from tpufeed.images.ops.center_crop import CenterCrop
+from tpufeed.images.ops.resize import Resize
+from tpufeed.images.protocols import CheckedOp, Draws, Op, SizePx, Window, positive_range
 from tpufeed.images.rng import exp_each
 from tpufeed.images.windows import pair
 
@@ -71,6 +73,13 @@ class RandomResizedCrop(CheckedOp):
                 return found
         found[rows] = [self.window(height, width, drawn)[:4] for drawn in draws[rows[:1]].tolist()]  # all the same
         return found
+
+    def evaluation(self) -> tuple[Op, ...]:
+        """Return the middle, 7/8 of the window's sides, with the mean ratio: Resize(256), CenterCrop(224) for 224."""
+        out = pair(self.size)
+        ratio, side = math.sqrt(self.ratio[0] * self.ratio[1]), max(out)
+        cut = (side, max(1, round(side * ratio))) if ratio <= 1 else (max(1, round(side / ratio)), side)
+        return Resize(round(min(cut) * 8 / 7)), CenterCrop(cut), *([Resize(out)] if cut != out else [])
 
     def on_device(self, size: Size) -> Step:
         out = pair(self.size)

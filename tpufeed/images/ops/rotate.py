@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from tpufeed.images.affine import as_affine, rotation, warp
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Affine, Draws, Fill, Probability, SameSizeOp, spread
+from tpufeed.images.protocols import Affine, Draws, Fill, Op, Probability, SameSizeOp, spread
 from tpufeed.images.rng import draw_between
 
 
@@ -34,6 +34,9 @@ class Rotate(SameSizeOp):
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         return warp(image, rotation(image.shape[0], image.shape[1], self._angle(draws)), self.fill, out)
+
+    def evaluation(self) -> tuple[Op, ...]:
+        return (self,) if self.p == 1 and self._angle((0, 0)) == self._angle((0, 1)) else ()
 
     def _angle(self, draws: Draws) -> float:
         return draw_between(self.degrees, draws[1])
