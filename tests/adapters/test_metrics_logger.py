@@ -22,7 +22,7 @@ RUNS = {"metrics.md": ""}
 pytestmark = pytest.mark.xdist_group("frameworks")  # RUNS wants them in one process
 
 DOCS = Path(__file__).parents[2] / "docs"
-NAMES = {"images_per_second", "wait_ms", "idle_percent", "read_mb_per_second", "bad_records"}
+NAMES = {"images_per_second", "wait_ms", "idle_percent", "read_mb_per_second", "bad_records", "bad_shards"}
 
 
 def train(url, to, steps=7, make=tpufeed.Loader, **options):

@@ -123,6 +123,16 @@ class Pool(dict):
         return "Pool"
 
 
+def lose(folder):
+    """The dataset png without one of its shards."""
+    found = made(folder / "png", columns=("label", "text"))
+    shutil.copytree(folder / "png", folder / "lost")
+    next(folder.glob("lost/train-00001-*")).unlink()
+    found.url = found.versions[0].url = str(folder / "lost")
+    found.versions[0].lost = frozenset({(0, 1)})
+    return found
+
+
 def make_pool(folder):
     """All datasets."""
     pool, raw = Pool(), folder / "raw"
@@ -201,6 +211,8 @@ def make_pool(folder):
     (version,) = pool["bad"].versions
     version.url, version.damaged = str(folder / "bad"), frozenset(places)
     pool["bad"].url = version.url
+
+    pool["lost"] = lose(folder)
 
     write_images(raw / "plain", 24, ["x"], 700, sizes=(16, 17))
     flat = io.StringIO("image\n" + "\n".join(str(path) for path in sorted((raw / "plain").glob("*/*.png"))))

@@ -26,7 +26,7 @@ class RefusedError(Exception):
 
 
 class DamagedError(Exception):
-    """What a loader answers by a RecordError."""
+    """What a loader answers by a RecordError or a ShardError."""
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Version:
         digest: its content digest, which is a name here.
         past: those of the versions before.
         damaged: places (variant, shard, record) that cannot be read.
+        lost: (variant, shard) of shards that are missing.
         live: the ops that a cache leaves to loaders.
         kept: by split the ids of the samples of a view; all of a split that is not named.
         classes: ids of the classes of a view that renumbers them.
@@ -48,6 +49,7 @@ class Version:
     digest: str
     past: tuple[str, ...] = ()
     damaged: frozenset[tuple[int, int, int]] = frozenset()
+    lost: frozenset[tuple[int, int]] = frozenset()
     live: tuple[Any, ...] = ()
     grown: bool = False
     kept: dict[str, list[int]] = field(default_factory=dict)
@@ -126,6 +128,7 @@ class Options:
     min_visibility: float = 0.0
     multi_hot: bool = False
     max_bad_records: int = 0
+    max_bad_shards: int = 0
 
     @property
     def mixing(self):
@@ -149,6 +152,10 @@ class Mixed:
     classes: str = "by_name"
     reweight: bool = False
     of_samples: tuple[float, ...] = ()  # of the one dataset, see `Version.weights`
+
+
+def zeros(value):
+    return "" if isinstance(value, str) else np.zeros_like(np.array(value, float))
 
 
 class Reference:
@@ -408,7 +415,7 @@ class Reference:
         found = [
             self.columns_of([self.place(epoch, p) for p in each], self.bad[rank]) for rank, each in enumerate(positions)
         ]
-        if self.options.remainder == "pad" or self.options.max_bad_records:
+        if self.options.remainder == "pad" or self.options.max_bad_records or self.options.max_bad_shards:
             for batch, rank in zip(found, positions, strict=True):
                 inside = np.array([p < self.records or self.options.remainder != "pad" for p in rank])
                 batch[self.mask] = batch.get(self.mask, True) & inside
@@ -475,7 +482,15 @@ class Reference:
 
     def columns_of(self, places, bad):
         rows, good = [], []
+        lost = False
         for row, (source, epoch, seed, variant, shard, record) in enumerate(places):
+            if (variant, shard) in self.versions[source].lost:
+                bad.add((source, variant, shard, None))
+                if sum(each[-1] is None for each in bad) > self.options.max_bad_shards:
+                    raise DamagedError(shard)
+                rows.append(None)
+                lost = True
+                continue
             if (variant, shard, record) in self.versions[source].damaged:
                 bad.add((source, variant, shard, record))
                 if len(bad) > self.options.max_bad_records:
@@ -484,13 +499,18 @@ class Reference:
                 continue
             good.append(row)
             rows.append(self.sample(source, epoch, seed, variant, shard, record))
-        if not good:
+        if not good and lost:
+            found = [self.sample(*place) for place in places]
+            kept = ("sample", "source", "mixing")
+            filled = [{name: v if name in kept else zeros(v) for name, v in each.items()} for each in found]
+        elif not good:
             raise DamagedError(places)
-        filled = [rows[row] or rows[max((g for g in good if g < row), default=good[0])] for row in range(len(rows))]
+        else:
+            filled = [rows[row] or rows[max((g for g in good if g < row), default=good[0])] for row in range(len(rows))]
         found = {name: [each[name] for each in filled] for name in filled[0]}
         if self.options.mixing:
             found |= self.mixed_of(found)
-        if self.options.max_bad_records:
+        if self.options.max_bad_records or self.options.max_bad_shards:
             found[self.mask] = np.array([row is not None for row in rows])
         return found
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tpufeed
 from tests.oracle.loader import DamagedError, Mixed, Options, Reference, RefusedError, kept_by
-from tpufeed.errors import LoaderError, OptionError, RecordError
+from tpufeed.errors import LoaderError, OptionError, RecordError, ShardError
 from tpufeed.images import (
     CenterCrop,
     CutMix,
@@ -170,6 +170,7 @@ class NumpyFeed:
             "min_visibility": given.min_visibility,
             "label_format": "multi_hot" if given.multi_hot else "ids",
             "max_bad_records": given.max_bad_records,
+            "max_bad_shards": given.max_bad_shards,
             "world": (self.rank, self.spec.size),
             "processes": self.spec.processes,
             "device_ops": list(given.device_ops) or None,
@@ -269,7 +270,7 @@ class TfFeed(NumpyFeed):
         self.iterator = None
 
 
-NO_BATCH = (StopIteration, OptionError, RecordError)
+NO_BATCH = (StopIteration, OptionError, RecordError, ShardError)
 
 
 class KerasFeed(NumpyFeed):
@@ -372,7 +373,8 @@ class SamplerFeed(NumpyFeed):
 
     @staticmethod
     def takes(options):
-        return options.remainder == "drop" and not (options.repeat or options.max_bad_records or options.device_ops)
+        bad = options.max_bad_records or options.max_bad_shards
+        return options.remainder == "drop" and not (options.repeat or bad or options.device_ops)
 
 
 FEEDS = {
@@ -473,7 +475,7 @@ def draw_view(made, split, pick):
     ways = [{"fold": (pick(0, 1), 2)}, {"without_fold": (pick(0, 1, 2), 3)}]
     few = sorted({(pick(0, 1, 5, 7) * each + pick(0, 3)) % records for each in range(pick(2, 3, 20))})
     ways += [{"samples": few, "split": split}, {"drop": few, "split": split}]
-    if classes and not made.versions[0].damaged:  # or the labels cannot be read
+    if classes and not (made.versions[0].damaged or made.versions[0].lost):  # or the labels cannot be read
         picked = [each for each in classes[:: pick(1, -1)] if pick(0, 1, 1)] or [classes[-1]]
         ways += [{"classes": picked, "keep_ids": True}] + [{"classes": picked}] * 2
         ways += [{"classes": picked, "fold": (0, 2)}]
@@ -498,6 +500,8 @@ def draw_columns(options, names, pick):
         options.pad["kp"], options.truncate = 3, True
     if names == ["bad"]:
         options.max_bad_records = pick(0, 2, 3, 9)
+    if names == ["lost"]:
+        options.max_bad_shards = pick(0, 1, 1, 2)
 
 
 def draw_device_ops(options, names, pick):
@@ -655,6 +659,7 @@ class Walk:
         """Another training: this one cannot continue."""
         self.said.append("restart")
         self.end()
+        self.spec.options.max_bad_shards = int("lost" in self.spec.names)
         self.spec.options.max_bad_records = max(9, self.spec.options.max_bad_records) if "bad" in self.spec.names else 0
         if not takes(self.spec.feed, self.spec.options, self.spec.mixed):
             self.spec.feed = "numpy"
@@ -673,7 +678,7 @@ class Walk:
         try:
             feed.next()
         except Exception as error:  # noqa: BLE001  # TensorFlow has its own
-            return "RecordError" in f"{type(error)} {error}"
+            return any(name in f"{type(error)} {error}" for name in ("RecordError", "ShardError"))
         return False
 
     def saved(self):

@@ -261,10 +261,81 @@ def test_padding_and_skipping_share_the_mask(damaged):
     assert np.flatnonzero(~masks).tolist() == [33, *range(70, 96)]
 
 
+@pytest.fixture
+def lose(cache_url, tmp_path):
+    """`lose(*numbers)`: a copy of the cache in which these shards of variant 0 are missing, or cut off."""
+
+    def copy(*numbers, cut=False):
+        shutil.copytree(cache_url, tmp_path / "lost")
+        for number in numbers:
+            path = tmp_path / f"lost/train-v0-{number:05}-of-00006.tfrecord"
+            path.write_bytes(path.read_bytes()[:5000]) if cut else path.unlink()
+        return str(tmp_path / "lost")
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("scheme", "cut", "processes"), [("", False, 0), ("", True, 1), ("local://", False, 1)], ids=["gone", "cut", "far"]
+)
+def test_a_lost_shard_is_skipped_whole_masked_and_named_at_once(
+    lose, cache_url, caplog, monkeypatch, scheme, cut, processes
+):
+    url = scheme + lose(2, cut=cut)
+    first, stop = np.cumsum([0, *open_dataset(cache_url).shard_records("train")])[2:4]
+    sound, _ = read(cache_url)
+    with (
+        caplog.at_level(logging.WARNING),
+        tpufeed.Loader(url, **OPTIONS, max_bad_shards=1, processes=processes, threads=2) as loader,
+    ):
+        epoch = list(loader)
+        assert [len(list(loader)) for _ in range(2)] == [7, 7]
+        assert (loader.stats().bad_shards, loader.stats().bad_records) == (1, 0)
+    samples, images, labels, masks = map(np.concatenate, zip(*epoch, strict=True))
+    wanted, pixels, classes = map(np.concatenate, zip(*sound, strict=True))
+    assert np.flatnonzero(~masks).tolist() == list(range(first, stop))
+    assert np.array_equal(samples[masks], wanted[masks])
+    assert np.array_equal(images[masks], pixels[masks])
+    assert np.array_equal(labels[masks], classes[masks])
+    (said,) = [message for message in caplog.messages if "lost shard" in message]
+    assert "1 of at most 1" in said
+    assert "train-v0-00002-of-00006.tfrecord" in said
+
+
+def test_a_batch_of_a_lost_shard_alone_is_zeros_and_all_ranks_have_as_many(lose):
+    url = lose(2)
+    options = {
+        "max_bad_shards": 1,
+        "processes": 0,
+        "batch_size": 2,
+        "columns": ["sample", "image", "label", "filename"],
+    }
+    ranks = [read(url, **options, world=(rank, 2), lanes=2)[0] for rank in range(2)]
+    assert len(ranks[0]) == len(ranks[1]) == 17
+    empty = [batch for batches in ranks for batch in batches if not batch[-1].any()]
+    assert empty
+    for samples, images, labels, names, _ in empty:
+        assert not images.any()
+        assert not labels.any()
+        assert names.tolist() == ["", ""]
+        assert len(set(samples.tolist())) == 2, "the ids that are missing"
+
+
+def test_one_lost_shard_more_than_the_budget_is_an_error(lose):
+    url = lose(1, 4)
+    with pytest.raises(ShardError, match=r"00001-of-00006.*max_bad_shards=N"):
+        read(url, max_bad_records=99)
+    with pytest.raises(ShardError, match=r"2 lost shards, more than max_bad_shards=1.*00004-of-00006"):
+        read(url, max_bad_shards=1)
+    assert read(url, max_bad_shards=2)[1].stats().bad_shards == 2
+
+
 @pytest.mark.parametrize("value", [-1, 1.5, "all", None])
 def test_a_budget_is_a_whole_number(cache_url, value):
     with pytest.raises(OptionError, match="max_bad_records"):
         tpufeed.Loader(cache_url, max_bad_records=value)
+    with pytest.raises(OptionError, match="max_bad_shards"):
+        tpufeed.Loader(cache_url, max_bad_shards=value)
 
 
 @pytest.fixture

@@ -87,6 +87,7 @@ LOADER = READING | {
     "processes": {"none", "0"} | WHOLE,
     "repeat": FLAG,
     "max_bad_records": {"0"} | WHOLE,
+    "max_bad_shards": {"0"} | WHOLE,
     "timeout_seconds": {"half", "float32"} | WHOLE,
 }
 

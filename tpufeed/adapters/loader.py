@@ -89,6 +89,9 @@ class Loader(Feed):
         max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
             of the batch takes its place, and a bool mask in the last column is False there. One more raises
             RecordError.
+        max_bad_shards: number of different shards to lose: missing, or not of the manifest's size. Each is named with a
+            warning when it is first read, and its samples are masked as those of bad records, or as zeros if nothing
+            else is in their batch. One more raises ShardError.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
             processes are killed. A hanging thread (`processes=0`) cannot be, and keeps the program from ending.
         numa: on a host with several NUMA nodes, "auto" pins each worker process, and the memory of its batches, to one
@@ -143,6 +146,7 @@ class Loader(Feed):
         prefetch: int | None = None,
         repeat: bool = False,
         max_bad_records: int = 0,
+        max_bad_shards: int = 0,
         timeout_seconds: float = 600.0,
         numa: Numa = "auto",
         local_dir: str | Path | None = None,
@@ -355,9 +359,9 @@ class Loader(Feed):
 
         On TensorFlow it is the `tf.data.Dataset` of `to_tf`, on Keras' other backends a `keras.utils.PyDataset` of
         numpy arrays, which does not need TensorFlow. Both give `(image, label)`: uint8 of shape (batch, height, width,
-        3) and int64 of shape (batch,), or the image alone if there are no labels. With a mask, which `remainder="pad"`
-        and `max_bad_records` add, float32 sample weights of shape (batch,) come third: 0 for padding, else 1, so that
-        padding counts in no loss and in no weighted metric.
+        3) and int64 of shape (batch,), or the image alone if there are no labels. With a mask, which `remainder="pad"`,
+        `max_bad_records` and `max_bad_shards` add, float32 sample weights of shape (batch,) come third: 0 for padding,
+        else 1, so that padding counts in no loss and in no weighted metric.
 
         Each epoch of `fit` is the next epoch of the dataset. So is each call of `evaluate` and `predict`, even if it
         takes only some steps. The batch from which Keras builds a model comes again. With `repeat=True`, give `fit` its

@@ -30,6 +30,7 @@ _COUNTERS = (
         "Remote records read one by one, as their shard had no local copy.",
     ),
     ("tpufeed_bad_records", "bad_records", "Different damaged records that were skipped."),
+    ("tpufeed_bad_shards", "bad_shards", "Different shards that were lost and skipped whole."),
     ("tpufeed_read_thread_seconds", "read_seconds", "Seconds that all threads together spent reading records."),
     ("tpufeed_decode_thread_seconds", "decode_seconds", "Seconds that all threads together spent decoding."),
 )
@@ -46,7 +47,8 @@ class MetricsLogger:
     - `idle_percent`: share of the time in which the training loop waited for batches.
     - `read_mb_per_second`: megabytes of records read per second.
     - `local_percent`: share of the records that came from local copies instead of requests, for remote datasets only.
-    - `bad_records`: different damaged records that were skipped since the loader was made.
+    - `bad_records`, `bad_shards`: different damaged records and lost shards that were skipped since the loader was
+      made.
 
     A `tf.data.Dataset` of a loader waits in TensorFlow's threads, which take batches ahead: there `wait_ms` and
     `idle_percent` may be higher than what the training waits.
@@ -173,7 +175,7 @@ class MetricsLogger:
             return found
         samples, read_bytes = now.host.samples - last.host.samples, now.host.read_bytes - last.host.read_bytes
         found |= {"images_per_second": samples / seconds, "read_mb_per_second": read_bytes / seconds / 1e6}
-        found["bad_records"] = now.host.bad_records
+        found |= {"bad_records": now.host.bad_records, "bad_shards": now.host.bad_shards}
         if samples and self._host is not None and any(source.dataset.is_remote for source in self._host.sources):
             requested = now.host.requested_records - last.host.requested_records
             found["local_percent"] = max(0.0, 100 * (1 - requested / samples))

@@ -16,7 +16,7 @@ import numpy as np
 from tpufeed.dataset import schema
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.sample import Sample
-from tpufeed.errors import ImageError, OpError, RecordError
+from tpufeed.errors import ImageError, OpError, RecordError, ShardError
 from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.mending import seen_size
 from tpufeed.images.pipeline import DrawnBatch, run_views
@@ -33,11 +33,16 @@ from tpufeed.tfrecord.example import decode_arrays
 _FEWEST_ROWS, _MOST_ROWS = 4, 64
 _scratch = Scratch()  # for all decoders
 _ADVICE = "To skip some, give max_bad_records=N; tpufeed verify lists all damage"
+_ADVICE_ON_SHARDS = "To train without it, give max_bad_shards=N"
+WHOLE_SHARD = -1  # instead of the number of a record
 
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was skipped: `where` is its dataset, variant, shard and number. `message` says what is wrong."""
+    """A record or a whole shard that was skipped: `where` is its dataset, variant, shard and number or `WHOLE_SHARD`.
+
+    `message` says what is wrong.
+    """
 
     where: tuple[int, int, int, int]
     message: str
@@ -53,13 +58,16 @@ class Cost(NamedTuple):
     requested_records: int = 0
 
 
+_NOTHING = Cost(0.0, 0.0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
     """A batch, and what it cost.
 
     Attributes:
         arrays: its columns by name, always with sample and mask.
-        bad: records that were skipped.
+        bad: records, and whole shards, that were skipped.
         cost: sum over its rows.
     """
 
@@ -116,7 +124,10 @@ class BatchDecoder:
         self._others = [column for column in self.columns.every if column not in pooled]
         step = max(_FEWEST_ROWS, min(_MOST_ROWS, -(-size // threads)))
         self.chunks = [(start, min(start + step, size)) for start in range(0, size, step)]
-        self._skips = options.max_bad_records > 0
+        self._skips, self._skips_shards = options.max_bad_records > 0, options.max_bad_shards > 0
+        self._lost: dict[
+            tuple[int, int, int], str
+        ] = {}  # by dataset, variant and shard: what is wrong, once it is known
 
     def begin(
         self, request: BatchRequest, open_reader: Callable[[int, int], tuple[int, Reader]], pixels: dict[str, Array]
@@ -145,7 +156,7 @@ class BatchDecoder:
         return job
 
     def decode(self, job: BatchJob, number: int) -> list[Cost]:
-        """Decode chunk number `number`. Raises RecordError for a bad record, unless such records are skipped."""
+        """Decode chunk number `number`. Raises RecordError or ShardError for bad ones, unless such are skipped."""
         if job.unmapped is not None:
             for _ in job.unmapped.make_pages(number, len(self.chunks)):
                 pass
@@ -158,33 +169,45 @@ class BatchDecoder:
             places, rows = part.places[first:last], part.rows[first:last]
             draws = [[op[first:last] for op in view] for view in part.draws]
             try:
+                for shard, _ in places if self._lost else ():
+                    if lost := self._lost.get((part.source, part.variant, shard)):
+                        raise ShardError(lost)
                 costs.append(part.decoder.decode(part.reader, places, draws, job.arrays, rows))
-            except RecordError as error:
-                if not self._skips:
-                    raise RecordError(f"{error}. {_ADVICE}") from error
+            except (RecordError, ShardError) as error:
+                of_shard = isinstance(error, ShardError)
+                if not (self._skips_shards if of_shard else self._skips):
+                    raise type(error)(f"{error}. {_ADVICE_ON_SHARDS if of_shard else _ADVICE}") from error
                 if len(rows) > 1:  # this loop then takes the rows one by one, and so finds the bad ones
                     spans += [(part, at, at + 1) for at in range(first, last)]
-                else:
-                    job.bad[rows[0]] = BadRecord((part.source, part.variant, *places[0]), str(error))
+                    continue
+                shard, record = places[0]
+                if of_shard:
+                    self._lost[part.source, part.variant, shard] = str(error)
+                where = (part.source, part.variant, shard, WHOLE_SHARD if of_shard else record)
+                job.bad[rows[0]] = BadRecord(where, str(error))
         return costs
 
     def finish(self, job: BatchJob, costs: Iterable[Iterable[Cost]]) -> DecodedBatch:
         """Return the batch once all rows are done. A bad row repeats the good row before it, masked.
 
-        Raises RecordError if no row is good.
+        A batch of lost shards alone is zeros and empty texts. Raises RecordError if all of its records are bad.
         """
         bad = sorted(job.bad.items())
         if bad:
             good = [row for row in range(len(job.arrays[self.columns.mask])) if row not in job.bad]
-            if not good:
+            if not good and any(record.where[-1] == WHOLE_SHARD for _, record in bad):
+                for name, values in job.arrays.items():
+                    if name not in (SAMPLE, SOURCE, DEVICE_NUMBERS):
+                        values[...] = "" if values.dtype == object else 0
+            elif not good:
                 raise RecordError(f"all {len(bad)} records of a batch are bad, the first one: {bad[0][1].message}")
-            for row, _ in bad:
+            for row, _ in bad if good else ():
                 repeated = good[max(0, int(np.searchsorted(good, row)) - 1)]
                 for name, values in job.arrays.items():
                     values[row] = False if name == self.columns.mask else values[repeated]
         if (mixing := self.plans[0].mixing_here) is not None:
             mix_on_host(mixing, job.arrays, job.arrays.pop(DEVICE_NUMBERS))
-        total = Cost(*map(sum, zip(*itertools.chain.from_iterable(costs), strict=True)))
+        total = Cost(*map(sum, zip(_NOTHING, *itertools.chain.from_iterable(costs), strict=True)))
         requested = sum(part.reader.take_requested() for part in job.parts)
         cost = total._replace(requested_records=requested)
         return DecodedBatch(job.arrays, tuple(record for _, record in bad), cost)

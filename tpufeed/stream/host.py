@@ -16,11 +16,11 @@ from weakref import WeakSet
 from tpufeed.dataset.order import World
 from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.display.summary import Summary
-from tpufeed.errors import LoaderError, OptionError, RecordError, StoreError
+from tpufeed.errors import LoaderError, OptionError, RecordError, ShardError, StoreError
 from tpufeed.images.device import Arrays
 from tpufeed.options import Number, checked
 from tpufeed.processes.limits import free_swap, limit_reached, memory_left, memory_limit
-from tpufeed.stream.batch import BatchDecoder, DecodedBatch
+from tpufeed.stream.batch import WHOLE_SHARD, BatchDecoder, DecodedBatch
 from tpufeed.stream.buffers import BufferPool
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, SAMPLE, Batch, BatchForm, Column
 from tpufeed.stream.decoding import warn_of_flips
@@ -72,6 +72,7 @@ class LoaderStats(Summary):
         decode_seconds: time in which all decoding threads together decoded and ran ops.
         read_bytes: bytes of records.
         bad_records: different records that were skipped.
+        bad_shards: different shards that were lost and skipped whole.
         requested_records: remote records that were read one by one, as their shard had no local copy.
         dropped_boxes: boxes that were dropped, as a crop left nothing of them, or less than `min_visibility`.
         processes: processes that decode. 0 if threads of this process decode.
@@ -91,6 +92,7 @@ class LoaderStats(Summary):
     decode_seconds: float = 0.0
     read_bytes: int = 0
     bad_records: int = 0
+    bad_shards: int = 0
     requested_records: int = 0
     dropped_boxes: int = 0
     processes: int
@@ -182,7 +184,7 @@ class HostStream(LedStream):
             buffer_bytes=self._prefetch * batch_bytes,
         )
         self._first_asked = 0.0  # when the first batch was asked for
-        self._bad: set[tuple[int, ...]] = set()  # records that were skipped
+        self._bad: set[tuple[int, ...]] = set()  # records and shards that were skipped, see `BadRecord`
         self._world = thread_world() if options.world is None else options.world
         self._find_world: Callable[[], World] = find_world
         self.moved_by: weakref.ref[Any] | None = None  # the newest feed for Keras, which `keras_state` moves
@@ -389,7 +391,9 @@ class HostStream(LedStream):
         if self.uncounted:
             raise OptionError(self.uncounted)
         stats = self._stats
-        return replace(stats, ready=stats.ready / max(1, stats.batches), bad_records=len(self._bad))
+        shards = self._count_bad(of_shards=True)
+        ready = stats.ready / max(1, stats.batches)
+        return replace(stats, ready=ready, bad_records=len(self._bad) - shards, bad_shards=shards)
 
     def close(self) -> None:
         # Workers that another thread is just starting are not stopped.
@@ -446,7 +450,7 @@ class HostStream(LedStream):
         decoder = self._decoder = BatchDecoder(sources, self.options, self._workers.threads)
         columns = self.columns = decoder.columns
         self.pipeline, self.device_ops = decoder.plans[0].pipelines[0], decoder.plans[0].device_ops
-        masked = self.options.remainder == "pad" or self.options.max_bad_records > 0
+        masked = self.options.remainder == "pad" or self.options.max_bad_records or self.options.max_bad_shards
         self.form = BatchForm((*columns.names, *((columns.mask,) if masked else ())), self.options.columns is None)
         own = [*columns.every, Column(SAMPLE, "int64"), Column(columns.mask, "bool")]
         self._columns: dict[str, Column] = {column.name: column for column in own}
@@ -480,7 +484,7 @@ class HostStream(LedStream):
     def _count(self, batch: DecodedBatch, asked: float, ready: int) -> None:
         """Count a batch that is handed out now. It was asked for at `asked`, when `ready` batches were ready.
 
-        Raises RecordError if it has one bad record too many.
+        Raises RecordError or ShardError if it has one bad record or lost shard too many.
         """
         now, stats = perf_counter(), self._stats
         self._first_asked = self._first_asked or asked
@@ -495,14 +499,20 @@ class HostStream(LedStream):
         for record in batch.bad:
             if record.where in self._bad:
                 continue
-            most = self.options.max_bad_records
-            if len(self._bad) == most:
-                raise RecordError(
-                    f"{most + 1} bad records, more than max_bad_records={most}; the last one: {record.message}. Run "
+            of_shards, options = record.where[-1] == WHOLE_SHARD, self.options
+            most, known = options.max_bad_shards if of_shards else options.max_bad_records, self._count_bad(of_shards)
+            if known == most:
+                what, option = ("lost shards", "max_bad_shards") if of_shards else ("bad records", "max_bad_records")
+                raise (ShardError if of_shards else RecordError)(
+                    f"{most + 1} {what}, more than {option}={most}; the last one: {record.message}. Run "
                     "tpufeed verify, which lists all damage"
                 )
             self._bad.add(record.where)
-            _logger.warning("bad record skipped, %d of at most %d: %s", len(self._bad), most, record.message)
+            what = "lost shard skipped with all of its samples" if of_shards else "bad record skipped"
+            _logger.warning("%s, %d of at most %d: %s", what, known + 1, most, record.message)
+
+    def _count_bad(self, of_shards: bool) -> int:
+        return sum((where[-1] == WHOLE_SHARD) == of_shards for where in self._bad)
 
     def _open_executor(self, on_device: bool) -> Executor:
         """Return workers that leave the device ops to a device, or run them. Start them if need be."""

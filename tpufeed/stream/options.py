@@ -46,6 +46,7 @@ class LoaderOptions:
     prefetch: Count | None = None
     repeat: bool = False
     max_bad_records: Number = 0
+    max_bad_shards: Number = 0
     timeout_seconds: Annotated[float, above(0)] = 600.0
     numa: Numa = "auto"
     local_dir: FilePath | None = None

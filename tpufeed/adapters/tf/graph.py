@@ -36,7 +36,7 @@ _NO_RECORD = 1 << 40  # bytes, more than any file has
 _FEWEST_IN_GROUP = 16
 # 2^64 divided by the golden ratio, as an int64: its multiples are far apart for any two epochs.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_NOT_HERE = ("processes", "max_bad_records", "timeout_seconds", "numa", "local_dir", "local_bytes")
+_NOT_HERE = ("processes", "max_bad_records", "max_bad_shards", "timeout_seconds", "numa", "local_dir", "local_bytes")
 _DTYPES = {"int64": tf.int64, "float32": tf.float32}
 _JPEG = {"channels": 3, "dct_method": "INTEGER_FAST", "fancy_upscaling": False}
 _OPS = (
