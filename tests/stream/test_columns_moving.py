@@ -14,7 +14,17 @@ from tests.frameworks import lazy
 from tpufeed.cache import warmup
 from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.errors import OpError, OptionError, RecordError
-from tpufeed.images import CenterCrop, Custom, CutMix, HorizontalFlip, MixUp, RandomResizedCrop, Resize, Rotate
+from tpufeed.images import (
+    CenterCrop,
+    ColorJitter,
+    Custom,
+    CutMix,
+    HorizontalFlip,
+    MixUp,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
 from tpufeed.stream.options import LoaderOptions
 from tpufeed.tfrecord.example import Feature, decode_example, encode_example
 
@@ -283,13 +293,14 @@ def test_the_samples_of_a_torch_loader_are_read_with_all_of_its_options(scenes, 
         "label_format": "multi_hot",
         "min_visibility": 0.5,
         "views": [([RandomResizedCrop(32)], 2)],
+        "share": "crop",
     }
     takes = signature(tpufeed.TFRecordImages).parameters.keys()
     assert {field.name for field in fields(LoaderOptions) if field.name in takes} == given.keys()
     for name, value in given.items():
         options = {"ops": WHOLE, "columns": ["image", "boxes", "label"], name: value}
-        if name == "views":
-            options |= {"ops": None, "columns": ["image"]}
+        if name in ("views", "share"):
+            options |= {"ops": None, "columns": ["image"], "views": given["views"]}
         options["columns"] = [*options["columns"], "sample"]
         with tpufeed.Loader(scenes, batch_size=4, processes=0, **options).to_torch() as loader:
             assert getattr(loader.dataset._samples.options, name) == getattr(loader.stream.options, name), name
@@ -329,9 +340,56 @@ def test_views_of_several_sizes_are_columns(scenes):
     np.testing.assert_array_equal(other, four[0])
 
 
+CROP = [RandomResizedCrop(32), HorizontalFlip()]
+JITTER = ColorJitter(0.9, 0.9)
+
+
+def test_views_share_the_crop_and_masks_follow(scenes):
+    views = [CROP, [JITTER, *CROP], [RandomResizedCrop(16), HorizontalFlip(), JITTER]]
+    columns = ["image", "mask", "boxes", "sample"]
+    batch = batches(scenes, columns=columns, views=views, share="crop", shuffle=False)
+    alone = batches(scenes, columns=columns, ops=CROP, shuffle=False)
+    for name in ("mask", "boxes"):
+        np.testing.assert_array_equal(batch[name], alone[name])
+    plain, coloured = batch["image_32"][:, 0], batch["image_32"][:, 1]
+    np.testing.assert_array_equal(plain, alone["image"])
+    assert (plain != coloured).any(axis=(1, 2, 3)).mean() > 0.7
+    gray = batches(scenes, columns=["image", "sample"], views=[CROP, CROP], share="crop", shuffle=False)["image"]
+    np.testing.assert_array_equal(gray[:, 0], gray[:, 1])
+    small = batches(scenes, columns=["image", "sample"], ops=[RandomResizedCrop(16), HorizontalFlip()], shuffle=False)[
+        "image"
+    ]
+    again = batches(scenes, columns=["image", "sample"], views=[views[2][:2], CROP], share="crop", shuffle=False)
+    np.testing.assert_array_equal(again["image_16"][:, 0], small)
+    np.testing.assert_array_equal(again["image_32"][:, 0], plain)
+
+
+def test_views_share_the_colours(scenes):
+    views = [[Resize((32, 32)), JITTER], [Resize((32, 32)), HorizontalFlip(1.0), JITTER]]
+    both = batches(scenes, columns=["image", "sample"], views=views, share="colors", shuffle=False)["image"]
+    np.testing.assert_array_equal(both[:, 0, :, ::-1], both[:, 1])
+    crops = batches(scenes, columns=["image", "sample"], views=[([*CROP, JITTER], 2)], share="colors", shuffle=False)[
+        "image"
+    ]
+    alone = batches(scenes, columns=["image", "sample"], views=[([*CROP, JITTER], 2)], shuffle=False)["image"]
+    np.testing.assert_array_equal(crops[:, 0], alone[:, 0])
+    assert (crops[:, 0] != crops[:, 1]).any(axis=(1, 2, 3)).mean() > 0.4
+    assert (crops[:, 1] != alone[:, 1]).any(axis=(1, 2, 3)).mean() > 0.4
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"share": "crop", "ops": WHOLE}, "views"),
+        ({"share": "size", "views": [CROP]}, "'size'"),
+        ({"share": "colors", "views": [CROP, CROP], "columns": ["image"]}, "nothing to share"),
+        ({"share": "crop", "views": [CROP, CROP[:1]], "columns": ["image"]}, "no further op"),
+        ({"share": "crop", "views": [CROP, CROP[::-1]], "columns": ["image"]}, "view 1 has HorizontalFlip"),
+        (
+            {"share": "crop", "views": [CROP, [RandomResizedCrop(32, scale=(0.5, 1.0))]], "columns": ["image"]},
+            r"view 1 has RandomResizedCrop.*0\.5",
+        ),
+        ({"share": "colors", "views": [[*CROP, JITTER]] * 2, "columns": ["image", "mask"]}, "share='crop'"),
         ({"views": [WHOLE], "ops": WHOLE}, "views"),
         ({"views": [WHOLE, WHOLE], "columns": ["image", "mask"]}, "image"),
         ({"views": [[HorizontalFlip()], WHOLE], "columns": ["image"]}, "size"),

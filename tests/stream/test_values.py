@@ -77,6 +77,7 @@ READING = {
     "fill": {"none", "{}"},
     "min_visibility": SHARE,
     "views": {"none"},
+    "share": {"none"},
 }
 LOADER = READING | {
     "batch_size": WHOLE,

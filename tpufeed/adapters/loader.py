@@ -14,7 +14,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.options import Count, Number, Text, a_dict, between, checked
 from tpufeed.stream.host import EpochIterator, HostStream
 from tpufeed.stream.mixture import DatasetLike
-from tpufeed.stream.options import LabelFormat, LoaderOptions, Numa
+from tpufeed.stream.options import LabelFormat, LoaderOptions, Numa, Shared
 from tpufeed.stream.world import WorldLike, to_world
 
 if TYPE_CHECKING:
@@ -115,6 +115,9 @@ class Loader(Feed):
         views: multi-crop: several lists of ops instead of `ops`. Each makes its own crop of every image, and `(ops, 2)`
             makes two. image is then (batch, views, height, width, 3), or one column per size, like image_224 and
             image_96.
+        share: what views have in common: "crop" for the same random crops, flips and rotations, while colours differ,
+            or "colors" for all other ops, while crops differ. With "crop" masks, boxes and further images may be asked
+            for, too: the ops of the first view move them.
 
     Attributes:
         stream: reads and decodes, and has the place, the workers and the counts.
@@ -157,6 +160,7 @@ class Loader(Feed):
         label_format: LabelFormat = "ids",
         min_visibility: float = 0.0,
         views: Sequence[Any] | None = None,
+        share: Shared | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
         options = LoaderOptions(**given | {"world": None if world is None else to_world(world)})

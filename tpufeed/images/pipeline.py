@@ -1,6 +1,6 @@
 """Run a sequence of ops, from encoded bytes or pixels into a batch's memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -39,16 +39,19 @@ class Pipeline:
         upright: turn encoded images by their EXIF orientation before ops see them.
         whole: decode no JPEG at a fraction of its size: on a device, ops see the pixels of the whole image.
         coefficients: unpack those of DCT images, which a device decodes. Without ops.
+        shared: for an op that draws as one of another pipeline, the seed of that one, and the op's place in it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # how images are decoded, and what draws
         self,
         ops: Sequence[Op],
         seed: int,
         fast: bool = False,
         upright: bool = False,
+        *,
         whole: bool = False,
         coefficients: Coefficients | None = None,
+        shared: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         for op in ops:
             if not isinstance(op, WindowOp | PixelOp) or isinstance(op, type):
@@ -58,6 +61,7 @@ class Pipeline:
                 )
         self.ops = tuple(ops)
         self.seed = seed
+        self._keys = [(shared or {}).get(position, (seed, position)) for position in range(len(self.ops))]
         self.fast = fast
         self.upright = upright
         self.whole = whole
@@ -80,8 +84,8 @@ class Pipeline:
     def draw(self, round_: int, samples: npt.NDArray[np.int64]) -> DrawnBatch:
         """Draw the random numbers of a whole batch: `round_` is the epoch, or the variant in a cache."""
         return [
-            uniforms(self.seed, round_, samples, position, op.draws).tolist() if op.draws else [()] * len(samples)
-            for position, op in enumerate(self.ops)
+            uniforms(seed, round_, samples, position, op.draws).tolist() if op.draws else [()] * len(samples)
+            for op, (seed, position) in zip(self.ops, self._keys, strict=True)
         ]
 
     def geometry(self, height: int, width: int, draws: Sequence[Draws]) -> Geometry:

@@ -283,10 +283,11 @@ def resolve_columns(
         lists = (field for field in fields if isinstance(field, Items) and field.most is not None)
         if not any(field.columns[0].name == name for field in lists):
             raise OptionError(f"pad is for lists, and {name!r} is not a list: leave it out of pad=")
-    if len(sizes) > 1 and any(field.moves or isinstance(field, Picture) for field in fields):
+    moving = len(sizes) > 1 and options.share != "crop"
+    if moving and any(field.moves or isinstance(field, Picture) for field in fields):
         raise OptionError(
             "views are crops of the image alone: masks, boxes, keypoints, other images and the window of a sample "
-            "would differ from view to view; leave them out of columns=, or leave out views="
+            "would differ from view to view; leave them out of columns=, or leave out views=, or give share='crop'"
         )
     mask = "sample_mask" if any(feature.name == "mask" for feature in manifest.features) else "mask"
     own = (Column(SOURCE, "int32"),) if mixed and SOURCE in names else ()

@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import msgspec
 import numpy as np
@@ -21,12 +22,12 @@ from tpufeed.images.device import DeviceOps
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.ops import Custom, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.protocols import Op, evaluation_of
+from tpufeed.images.protocols import MovingOp, Op, WindowOp, evaluation_of
 from tpufeed.images.rng import uniforms
 from tpufeed.stream.columns import IMAGE, LABEL, SAMPLE, Array, Column, Columns, Items, Mask, Picture, resolve_columns
 from tpufeed.stream.joint import JointPipeline
 from tpufeed.stream.mixing import BatchOps, Mixing
-from tpufeed.stream.options import LoaderOptions
+from tpufeed.stream.options import LoaderOptions, Shared
 from tpufeed.stream.sampler import SampleSource
 from tpufeed.text import format_value
 
@@ -110,14 +111,15 @@ def plan_decoding(
     views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
     views = views or (_own_ops(source.dataset, source.split),)
     later = [op for op in options.device_ops or () if not isinstance(op, MixingOp)]
-    pipelines = list[Pipeline]()
+    pipelines, shared = list[Pipeline](), _find_shared(views, options.share)
     for view, ops in enumerate(views):
         # The first view draws with the loader's own seed.
         salt = hashlib.blake2b(b"%d" % view, digest_size=7).digest() if view else b""
         draws = manifest.draws_seed(seed ^ int.from_bytes(salt, "little"))
         # A device gets whole images if its ops are the first ones, so the host's ops see the same pixels.
         whole = bool(later) and not ops
-        pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright, whole=whole))
+        keys = {own: (pipelines[0].seed, place) for own, place in shared[view].items()} if view else {}
+        pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright, whole=whole, shared=keys))
     sizes = [pipeline.output_size(manifest.image_size) for pipeline in pipelines]
     if options.views is not None and None in sizes:
         raise OptionError(f"{url}: {_NO_SIZE}; each view needs an op that fixes the size")
@@ -148,6 +150,32 @@ def plan_decoding(
         plan = _plan_device_ops(plan, manifest, Pipeline(views[0], 0), later_ops, on_device)
     custom = next((op for op in pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
     return plan if custom is None else replace(plan, joint=_cut_at(plan, custom))
+
+
+def _find_shared(views: Sequence[Sequence[Op]], share: Shared | None) -> list[dict[int, int]]:
+    """Return for each view the places of the ops that draw as ops of the first view, with the places of these.
+
+    Raises OptionError if the views do not have these ops in common.
+    """
+    if share is None:
+        return [{} for _ in views]
+    found = list[list[tuple[int, Op]]]()
+    for ops in views:
+        kind = [each for each in enumerate(ops) if isinstance(each[1], WindowOp | MovingOp) == (share == "crop")]
+        last = max((number for number, (_, op) in enumerate(kind, 1) if op.draws), default=0)
+        found.append(kind[:last])  # what ops without draws do after the last crop is each view's own
+    if not found[0]:
+        raise OptionError(f"share={share!r}: the first view has no such op that draws, so there is nothing to share")
+    for number, own in enumerate(found):
+        for (_, first), (_, op) in zip_longest(found[0], own, fillvalue=(0, None)):
+            # Windows of any size are the same part of the image.
+            resized = isinstance(op, RandomResizedCrop) and isinstance(first, RandomResizedCrop)
+            if (replace(op, size=first.size) if resized else op) != first:  # type: ignore[type-var,union-attr]
+                raise OptionError(
+                    f"share={share!r}: view 0 has {first or 'no further op'}, and view {number} has "
+                    f"{op or 'no further op'} in its place: give both the same. RandomResizedCrop may differ in size"
+                )
+    return [{own: first for (first, _), (own, _) in zip(found[0], each, strict=True)} for each in found]
 
 
 def warn_of_flips(plans: Sequence[Decoding]) -> None:
@@ -299,6 +327,10 @@ def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:
     """Return the pipeline for user ops that change whole samples. None if no column moves with the pixels."""
     fields = [each for each in plan.columns.fields if not isinstance(each, Picture)]
     moving = {each.columns[0].name: each.spec for each in fields if each.moves and each.spec is not None}
+    if len(plan.pipelines) > 1 and moving:
+        raise OptionError(
+            f"{custom} cannot change {', '.join(moving)} with each view: leave views= out, or these columns"
+        )
     moving = {spec.of: plan.specs[spec.of] for spec in moving.values() if isinstance(spec.of, str)} | moving
     if not moving:
         return None

@@ -24,6 +24,7 @@ from tpufeed.options import (
 )
 
 LabelFormat = Literal["ids", "multi_hot"]
+Shared = Literal["crop", "colors"]
 Numa = Literal["auto", "off"]
 _VIEWS_FORM = "lists of ops, one for each crop, like [[RandomResizedCrop(224)], ([RandomResizedCrop(96)], 8)]"
 
@@ -57,11 +58,14 @@ class LoaderOptions:
     label_format: LabelFormat = "ids"
     min_visibility: Annotated[float, between(0.0, 1.0)] = 0.0
     views: Annotated[Sequence[Any], a_list(_VIEWS_FORM)] | None = None
+    share: Shared | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.columns is not None and not len(self.columns):
             raise OptionError("columns is empty; give names like ('image', 'label'), or None for a dict")
+        if self.share is not None and self.views is None:
+            raise OptionError(f"share={self.share!r} is what views have in common: give views=, or leave it out")
         if self.views is not None and self.ops is not None:
             raise OptionError("give either ops, for one crop of an image, or views, which are lists of ops")
         mixing = [type(op).__name__ for op in self.device_ops or () if isinstance(op, MixingOp)]

@@ -13,7 +13,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.options import checked
 from tpufeed.processes.limits import available_cores
 from tpufeed.stream.mixture import DatasetLike
-from tpufeed.stream.options import LabelFormat, LoaderOptions
+from tpufeed.stream.options import LabelFormat, LoaderOptions, Shared
 from tpufeed.stream.random_access import PortableSamples, SplitSamples
 
 try:
@@ -46,6 +46,7 @@ def grain_source(  # noqa: PLR0913  # each option is a parameter that editors sh
     label_format: LabelFormat = "ids",
     min_visibility: float = 0.0,
     views: Sequence[Any] | None = None,
+    share: Shared | None = None,
 ) -> "GrainSource":
     """Return the samples of a split as a random-access source for Grain.
 

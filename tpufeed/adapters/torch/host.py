@@ -20,7 +20,7 @@ from tpufeed.images.protocols import Op
 from tpufeed.options import Rule, checked
 from tpufeed.stream.decoding import FIX_SIZE
 from tpufeed.stream.mixture import DatasetLike
-from tpufeed.stream.options import LabelFormat, LoaderOptions
+from tpufeed.stream.options import LabelFormat, LoaderOptions, Shared
 from tpufeed.stream.random_access import PortableSamples, SplitSamples
 from tpufeed.stream.training import Epoch
 from tpufeed.stream.world import count_ranks, thread_world
@@ -82,6 +82,7 @@ class TFRecordImages(TorchDataset[Any]):
         label_format: LabelFormat = "ids",
         min_visibility: float = 0.0,
         views: Sequence[Any] | None = None,
+        share: Shared | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in LoaderOptions.__slots__}
         self.transform = transform
