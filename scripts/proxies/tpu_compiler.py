@@ -26,7 +26,7 @@ ABOUT = {
     "what": "compiled for one chip of these TPUs, not run on it",
     "bytes": "by the compiler; a kernel (Pallas) declares its own, which are those of its images",
     "flops": "by the compiler, which counts none within a kernel; so peak_seconds lacks them",
-    "input": "images as they reach the TPU: rows (batch, height, width * channels), pixels or planes",
+    "input": "images as they reach the TPU: rows (batch, height, width * channels), pixels, planes, or coefficients",
     "layout": "of the images there, the slowest axis first",
     "only v5e-8": "256 images, and programs of torch_xla, TensorFlow and examples: compiling takes minutes",
 }

@@ -1,7 +1,8 @@
 """What programs cost by the TPU's own compiler, a JSON line each: `tpu_costs.py TPU BATCH CHAIN|... [FILE.mlir ...]`.
 
-For each chain of device ops as JAX runs it, with all kinds of input for one of them, and for images as floats. Then for
-files of StableHLO text ("WAY, PROGRAM.mlir"). They are compiled for the TPU, not run on it.
+For each chain of device ops as JAX runs it, with all kinds of input for one of them, DCT coefficients among them, and
+for images as floats. Then for files of StableHLO text ("WAY, PROGRAM.mlir"). They are compiled for the TPU, not run on
+it.
 """
 
 import json
@@ -23,8 +24,10 @@ from chains import CHAINS, OUT, SIDE
 from jax.sharding import NamedSharding, PartitionSpec
 
 import tpufeed
+from tpufeed.adapters.jax.arrays import ARRAYS
 from tpufeed.adapters.jax.kernel import ON_TPU
 from tpufeed.adapters.jax.sharding import SENDS_ROWS
+from tpufeed.images.coefficients import of_quality
 from tpufeed.images.device import DeviceOps
 
 SENT = "rows" if SENDS_ROWS else "pixels"
@@ -48,6 +51,12 @@ def main(tpu: str, batch: str, chains: str, *texts: str) -> None:
 
             way = "JAX, kernel" if ops.width else "JAX"  # without numbers there is no kernel
             compiled(name, way, given, apply, (shape, jnp.uint8), ((images, ops.width), jnp.float32))
+        if name == EVERY_INPUT:
+            coefficients = of_quality((SIDE, SIDE), 90)
+            shape, ops = (images, *coefficients.shape), DeviceOps(CHAINS[name], (SIDE, SIDE), coefficients)
+            for way, arrays in {"JAX, kernel": ON_TPU, "JAX, XLA": ARRAYS}.items():
+                shapes = (shape, jnp.int8), ((images, ops.width), jnp.float32)
+                compiled(f"{name} of coefficients", way, "coefficients", partial(ops.apply, arrays=arrays), *shapes)
     for given in INPUTS if chains else []:
         shape, pixels = INPUTS[given](images, OUT)
         compiled(
