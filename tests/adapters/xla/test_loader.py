@@ -16,6 +16,8 @@ import pytest
 
 import tpufeed
 from tests.frameworks import lazy
+from tpufeed import cache
+from tpufeed.images import Resize
 
 ml_dtypes = lazy("ml_dtypes")
 
@@ -34,10 +36,12 @@ def ran(run_forks, dataset_url, cache_url, flat_url, damage, tmp_path_factory):
     damaged, incomplete = damage(cache_url, 28), out / "incomplete"
     shutil.copytree(cache_url, incomplete)
     (incomplete / "train-v0-00000-of-00006.tfrecord").unlink()
+    coded = out / "coded"
+    cache.warmup(dataset_url, coded, ops=[Resize((48, 64))], encode="dct", workers=1)
     commands = [
         ("xla_four_devices.py", 4, dataset_url, cache_url, damaged.url, incomplete, out),
         ("xla_one_device.py", 1, cache_url, flat_url, out / "one.pickle"),
-        ("xla_spmd.py", 4, cache_url),
+        ("xla_spmd.py", 4, cache_url, coded),
     ]
     runs = [
         {"command": [str(HERE / script), *map(str, given)], "env": {"CPU_NUM_DEVICES": str(devices)}}
@@ -365,6 +369,12 @@ def test_every_column_is_split_as_its_spec_says(spmd, sums, case, form, specs, l
     assert (found["form"], found["specs"]) == (form, specs)
     assert found["shards"] == [[2] * 4, [2] * 4, [last] * 4]
     assert found["batches"] == sums
+
+
+def test_coefficients_are_split_by_rows_as_the_images_made_of_them(spmd):
+    found = spmd["cases"]["coefficients"]
+    assert (found["error"], found["specs"]) == (None, [*BY_ROWS, "{replicated}"])
+    assert found["shards"] == [[2] * 4, [2] * 4, [8] * 4]
 
 
 def test_a_mesh_of_two_axes_copies_the_parts_of_images_and_leaves_vectors_whole(spmd, sums):

@@ -1,6 +1,6 @@
 """Run by test_loader.py: under SPMD one process feeds four CPU devices.
 
-xla_spmd.py CACHE
+xla_spmd.py CACHE CACHE_OF_COEFFICIENTS
 """
 
 import faulthandler
@@ -53,7 +53,7 @@ def iterate(source, sharding=None, **options):
     return found
 
 
-def main(cache):
+def main(cache, coded):
     runtime.use_spmd()
     loader = tpufeed.Loader(cache, columns=["sample"], batch_size=10).to_xla()
     epochs = [np.concatenate([samples.cpu().numpy() for samples in loader]).tolist() for _ in range(2)]
@@ -77,6 +77,7 @@ def main(cache):
         "none": iterate(cache, **given),
         "device ops": iterate(cache, sharding=three, device_ops=[HorizontalFlip(p=1.0)], **given),
         "device ops, one for all": iterate(cache, sharding=images, device_ops=[HorizontalFlip(p=1.0)], **given),
+        "coefficients": iterate(coded, sharding=three, device_ops=[HorizontalFlip(p=1.0)], **given),
         "a DataLoader": iterate(host, sharding={"image": images, "label": each}),
         "two axes": iterate(cache, sharding=copied, **given),
         "two axes, each": iterate(cache, sharding={"image": copied, "label": rows, "sample": None}, **given),

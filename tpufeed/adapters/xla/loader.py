@@ -15,7 +15,7 @@ from tpufeed.adapters.feed import Feed
 from tpufeed.adapters.foreign import ForeignStream
 from tpufeed.adapters.torch.arrays import ARRAYS
 from tpufeed.adapters.torch.loader import Undivided, like, map_tensors, to_torch
-from tpufeed.stream.columns import IMAGE
+from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE
 from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec
 
@@ -127,8 +127,13 @@ class _XlaTransfer(Transfer):
 
     def send(self, batch: Any) -> tuple[Any, int]:
         batch, size = to_torch(batch), 0
+        ops = None if self.ours is None else self.ours.device_ops
+        coded = ops is not None and ops.ops.coefficients is not None
 
         def send(name: str, part: Any) -> Any:
+            if coded and name == IMAGE:
+                name = DEVICE_NUMBERS  # split over the same rows: the axes of a `ShardingSpec` are those of pixels
+
             def send_tensor(tensor: Any) -> Any:
                 nonlocal size
                 size += tensor.nbytes
