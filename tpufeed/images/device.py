@@ -331,7 +331,7 @@ class Coded(NamedTuple):
     def weighted(self, rows: Any, columns: Any, arrays: Arrays) -> Planes:
         """Return the sums of levels less 128 by weights: see the function of this name."""
         product, step, sums = arrays.product, self.coefficients.step, list[Any]()
-        every, luma, chroma = arrays.floats(self.values), self.matrices[:5], self.matrices[5:]
+        luma, chroma = self.matrices[:5], self.matrices[5:]
         bases = [
             (left, right) if rows is None else (product(rows, left), product(right, columns))
             for _, left, right, *_ in (luma, chroma)
@@ -339,7 +339,7 @@ class Coded(NamedTuple):
         for number, (place, high) in enumerate(zip(component_places(self.coefficients), self.highs, strict=True)):
             steps, _, _, down, across = chroma if number else luma
             left, right = bases[number > 0]
-            coded = every[(..., *place)]
+            coded = arrays.floats(self.values[(..., *place)])  # not before: XLA would write all of them as floats
             values = coded * step - (step - 1) * arrays.minimum(arrays.maximum(coded, -EXACT), EXACT)
             values = (values + product(product(down, arrays.floats(high)), across)) * steps
             sums.append(product(product(left, values), right))

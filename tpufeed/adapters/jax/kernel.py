@@ -104,7 +104,7 @@ def _read(kept: Any) -> Planes:
 
 _IN_KERNEL = replace(
     ARRAYS,
-    floats=lambda x: x.astype(jnp.int32).astype(jnp.float32),
+    floats=lambda x: x if x.dtype == jnp.float32 else x.astype(jnp.int32).astype(jnp.float32),
     levels=lambda x: x.astype(jnp.int32).astype(jnp.uint8),
     count=_count,
     product=_product,
