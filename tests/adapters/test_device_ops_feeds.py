@@ -189,13 +189,6 @@ def test_images_travel_to_the_device_as_rows_or_as_pixels(whole_url, monkeypatch
     assert ((8, 64, 72 * 3) in shapes, (8, 64, 72, 3) in shapes) == (rows, not rows)
 
 
-def test_coefficients_travel_as_they_are(dataset_url, tmp_path):
-    url = str(tmp_path / "coefficients")
-    cache.warmup(dataset_url, url, ops=[Resize(72), CenterCrop(64)], encode="dct", workers=1)
-    expected = epochs("numpy", url, count=1, device_ops=CROPS)
-    check_equal(epochs("jax", url, count=1, device_ops=CROPS), expected, 3, 1)
-
-
 def test_autocast_of_a_training_loop_changes_no_pixel(whole_url):
     with tpufeed.Loader(whole_url, device_ops=CROPS, **OPTIONS) as loader:
         columns = next(loader.stream.iterate(on_device=True))
