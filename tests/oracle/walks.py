@@ -440,7 +440,9 @@ def _draw_spec(draw, pool, feeds):
     if options.columns == ("image",) and pick(False, True):
         options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
     draw_columns(options, names, pick)
-    if options.views is None and "image" in options.columns and pick(True, True, "small-jpegs" in names):
+    # What a device decodes is near the host's pixels, and not the same: test_device_ops_feeds.py compares it.
+    is_whole = options.views is None and "image" in options.columns and "dct" not in names
+    if is_whole and pick(True, True, "small-jpegs" in names):
         draw_device_ops(options, names, pick)
     mixture = None
     if mixed:
@@ -821,6 +823,7 @@ class Walk:
             spec.options.ops is not None or spec.options.views is not None or (len(sizes) == 1 and None not in sizes)
         )
         fixed = fixed and not crops_again(spec.options.device_ops, spec.names)
+        fixed = fixed and not (spec.options.device_ops and "dct" in spec.names)
         return fixed and set(spec.options.columns) <= columns | {"image", "sample", "source"}
 
     def fork(self):
