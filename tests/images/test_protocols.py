@@ -71,7 +71,7 @@ def test_descriptions_never_change():
 def test_signatures_are_what_one_writes():
     assert signature(RandomCrop) == "RandomCrop(size, padding=0, fill=0)"
     assert signature(RandomResizedCrop) == "RandomResizedCrop(size=224, scale=(0.08, 1), ratio=(0.75, 1.333))"
-    assert signature(Custom) == "Custom(target, version='1', sample=False)"
+    assert signature(Custom) == "Custom(target, version='1', sample=False, random=True)"
     assert signature(RandAugment) == "RandAugment(num_ops=2, magnitude=9, fill=128, transforms=None)"
     whole = Custom("a:b", sample=True)
     assert to_dict(whole)["sample"] is True

@@ -154,6 +154,7 @@ OF_OPS = {
     "target": {"function"},
     "version": {"text", "-1"} | FILL,
     "sample": FLAG,
+    "random": FLAG,
 }
 NEEDED = {"Rotate": {"degrees": 9}, "Custom": {"target": "os:fspath"}}
 
