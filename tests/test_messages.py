@@ -57,6 +57,10 @@ OF_A_RUN = (
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 
 
+def records_in(url):
+    return tpufeed.open_dataset(url).split("train").records
+
+
 def jpeg(seed, size=(48, 40)):
     pixels = np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
     buffer = io.BytesIO()
@@ -391,6 +395,10 @@ READING = {
     "a dataset that is not there": lambda at: batches(at.data / "nowhere"),
     "a folder of images": lambda at: batches(at.photos),
     "a scheme that there is not": lambda _: batches("s4://bucket/flowers"),
+    "a weight below 0": lambda at: tpufeed.Mixture.by_weight(at.dataset, -np.ones(records_in(at.dataset))),
+    "weights that are all 0": lambda at: tpufeed.Mixture.by_weight(at.dataset, np.zeros(records_in(at.dataset))),
+    "a weight too many": lambda at: tpufeed.Mixture.by_weight(at.dataset, np.ones(records_in(at.dataset) + 1)),
+    "views that share no crop": lambda at: batches(at.dataset, views=[[CenterCrop(8)]] * 2, share="crop"),
     "a split that there is not": lambda at: batches(at.dataset, split="test"),
     "a version that there is not": lambda at: tpufeed.open_dataset(at.dataset, version=7),
     "a manifest that is no JSON": lambda at: batches(write(at.copy(at.dataset) / "manifest.json", "{").parent),
