@@ -351,11 +351,12 @@ class Coded(NamedTuple):
 
 def coded(coefficients: Coefficients, images: Any, arrays: Arrays) -> Coded:
     """Return images of coefficients, int8 (batch, *coefficients.shape) of a framework, as the first op takes them."""
-    batch, start, highs = images.shape[0], 0, list[Any]()
-    flat = arrays.reshape(images[:, coefficients.blocks * 64 // coefficients.size[1] :], (batch, -1))
+    (height, width), start, highs = coefficients.shape, 0, list[Any]()
+    first = coefficients.blocks * 64 // width
+    flat = arrays.reshape(images[:, first:], (-1, (height - first) * width))
     for down, across in component_places(coefficients):
         rows, columns = (down.stop - down.start) // 8, (across.stop - across.start) // 8
-        highs.append(arrays.reshape(flat[:, start : start + rows * columns], (batch, rows, columns)))
+        highs.append(arrays.reshape(flat[:, start : start + rows * columns], (-1, rows, columns)))
         start += rows * columns
     matrices = [arrays.row(matrix, images) for matrix in inverse(coefficients)]
     return Coded(images, highs, matrices, coefficients)
