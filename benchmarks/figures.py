@@ -34,6 +34,7 @@ FIGURES = (
     Figure("demo", 2),
     Figure("feed", 31.5, "--repeats 3 --seconds 2"),
     Figure("window", 3, "--repeats 3 --photos 1000"),
+    Figure("coefficients", 3, "--repeats 5 --photos 300 --seconds 0.7"),
     Figure("bench-device", 4.5, "--repeats 3 --photos 2000"),
     Figure("shard", 3.5, "--repeats 3 --photos 10000"),
     Figure("dlio", 10, "--repeats 2 --photos 3200"),
