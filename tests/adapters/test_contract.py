@@ -87,7 +87,8 @@ def numpy(loaders):
 def final_url(dataset_url):
     """A cache that leaves some ops to the loaders."""
     url = f"{dataset_url}-final"
-    cache.warmup(dataset_url, url, size=72, live=[RandomCrop(64), HorizontalFlip()], variants=2, workers=1)
+    live = [RandomCrop(64), HorizontalFlip()]
+    cache.warmup(dataset_url, url, size=72, live=live, all_splits_random=True, variants=2, workers=1)
     return url
 
 
