@@ -90,6 +90,22 @@ def test_a_flag_that_is_neither_0_nor_1_is_named(table, tmp_path):
         tpufeed.shard(table(PLANTS), tmp_path / "d", label="rust,mould")
 
 
+@pytest.mark.parametrize("options", [{"label_type": "number"}, {"label_separator": " "}])
+def test_columns_of_0_and_1_are_no_numbers_and_have_no_separator(table, tmp_path, options):
+    with pytest.raises(OptionError, match="--label rust,scab names a column for each class"):
+        tpufeed.shard(table(PLANTS), tmp_path / "d", label="rust,scab", **options)
+
+
+def test_a_column_called_label_beside_columns_of_0_and_1_is_refused(table, tmp_path):
+    with pytest.raises(SourceError, match="a column is called 'label', but 'rust,scab' is taken as the label"):
+        tpufeed.shard(table([{**row, "label": "a"} for row in PLANTS]), tmp_path / "d", label="rust,scab")
+
+
+def test_unlabelled_samples_are_not_kept_beside_lists(table, tmp_path):
+    with pytest.raises(OptionError, match="one without labels would be of no class"):
+        tpufeed.shard(table([{"label": ["a"]}, {"label": None}]), tmp_path / "d", unlabelled="keep")
+
+
 def test_a_separator_that_no_label_has_is_named(table, tmp_path):
     with pytest.raises(OptionError, match=r"no label has the separator '\|', like 'a;b'"):
         tpufeed.shard(table([{"label": "a;b"}, {"label": "a"}]), tmp_path / "d", label_separator="|")
@@ -177,6 +193,21 @@ def test_a_number_that_is_missing_is_nan(table, tmp_path):
     found = samples_of(tmp_path / "d")
     assert found["0.jpg"]["label"] == [1.5]
     assert np.isnan(found["1.jpg"]["label"][0])
+
+
+def test_numbers_are_no_classes(table, tmp_path):
+    tpufeed.shard(table([{"label": number / 2} for number in range(4)]), tmp_path / "d", label_type="number", workers=1)
+    with pytest.raises(OptionError, match="numbers as labels, and no classes"):
+        tpufeed.open_dataset(tmp_path / "d").select(fold=(0, 2), stratify=True)
+    with pytest.raises(OptionError, match="multi_hot"):
+        tpufeed.Loader(tmp_path / "d", "train", batch_size=2, label_format="multi_hot", **CROP)
+
+
+def test_groups_of_a_column_with_a_new_name(table, tmp_path):
+    rows = [{"patient": number // 4} for number in range(40)]
+    options = {"rename": {"patient": "who"}, "split_with": "patient", "splits": "train=0.5,val=0.5"}
+    made = tpufeed.shard(table(rows), tmp_path / "d", workers=1, **options)
+    assert made.images == 40
 
 
 def test_columns_get_new_names(table, tmp_path):

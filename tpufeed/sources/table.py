@@ -100,6 +100,11 @@ class TableColumns:
             )
         flags = () if label in names else names_in(label)
         self.flags = tuple(self.find("label", name) for name in flags) if len(flags) > 1 else ()  # a class each
+        if self.flags and (options.label_separator or options.label_type == "number"):
+            raise OptionError(
+                f"{where}: --label {label} names a column for each class, with 0 or 1. Leave --label-separator and "
+                "--label-type out, or name one column"
+            )
         self.label = None
         if label != "none" and not self.flags:
             self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self.find("label", label)
@@ -152,7 +157,8 @@ class TableColumns:
         base, rows = files.base.url, iter(rows)
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
             further = set[str]().union(*(record for _, record, _ in chunk)) - self._taken
-            check_others(f"{self._where}: a column is called", further, self._options, self.files[0], self.label)
+            label = ",".join(self.flags) or self.label
+            check_others(f"{self._where}: a column is called", further, self._options, self.files[0], label)
             paths = [_to_path(record.get(name)) for _, record, _ in chunk for name in self.files]
             stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
             looked = (_look(path, base, stats) for path in paths)
