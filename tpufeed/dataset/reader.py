@@ -305,7 +305,7 @@ class Dataset(Summary):
         """
         counts = self.class_counts(split)
         if not self.manifest.labelled:
-            raise OptionError(f"{self.url} has no labels, so no classes to weigh")
+            raise OptionError(f"{self.url} has no labels that are classes, so none to weigh")
         if not any(counts):
             raise OptionError(f"split {split!r} of {self.url} has no samples, so no classes to weigh")
         balanced = sum(counts) / sum(count > 0 for count in counts)

@@ -68,6 +68,8 @@ def read_labels(dataset: Stored, split: str) -> Labels:
         OptionError: the samples have no labels.
         RecordError, ShardError, StoreError: the records cannot be read.
     """
+    if not dataset.manifest.labelled and dataset.manifest.has_label:
+        raise OptionError(f"{mask_secrets(dataset.url)} has numbers as labels, and no classes")
     spec = _find(dataset, "label")
     stored = dataset.manifest.splits[split]
     folder = user_cache()

@@ -374,7 +374,7 @@ class _Finder:
             return Mask(name, spec, self.size, int(fill or 0))
         if spec.kind == "image":
             return Picture(name, spec, self.size)
-        if wanted == schema.LABEL and options.label_format == "multi_hot":
+        if options.label_format == "multi_hot" and (wanted == schema.LABEL or name == "label"):
             if spec.shape is not None:
                 raise OptionError(
                     "label_format='multi_hot' is for samples with lists of labels; here each has one: leave it out, "
