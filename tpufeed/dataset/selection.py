@@ -257,7 +257,11 @@ def weighted_view(dataset: D, split: str, given: str | npt.ArrayLike) -> D:
         text, where = f"weights={given}", f"{where}, column {given!r}"
         values = np.concatenate([np.empty(0), *(chunk[given] for chunk in iter_columns(dataset, split, [given]))])
     else:
-        text, values = "weights=an array", np.asarray(given)
+        text = "weights=an array"
+        try:
+            values = np.asarray(given)
+        except ValueError as error:  # lists of several lengths
+            raise OptionError(f"{where}: {error}") from None
     if values.dtype.kind not in "biuf" or values.shape != (records,):
         raise OptionError(
             f"{where}: expected one number for each of the {records:,} samples that are stored, in the order of their "
@@ -335,7 +339,7 @@ def find_class(dataset: Selectable, given: str | int) -> int:
         return int(given)
     near = get_close_matches(str(given), names, 3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {count}: {', '.join(names[:_SHOWN])}"
-    hint = hint if dataset.manifest.labelled else "its samples have no labels"
+    hint = hint if dataset.manifest.labelled else "its samples have no labels that are classes"
     raise OptionError(f"{dataset.label} has no class {format_value(given)}; {hint}")
 
 
