@@ -131,7 +131,7 @@ class Inventory:
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, [options.name_of(name) for name in options.boxes.columns or ()])
         has_boxes = contents.boxes is not None or contents.keypoints is not None
-        held_by, first_box = names_in(options.split_with), ""
+        held_by, first_box = [options.name_of(name) for name in names_in(options.split_with)], ""
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
         items = iter_as_asked(source.iter_items(found), options, contents.boxes is not None)
