@@ -367,6 +367,11 @@ class Inventory:
             )
         of_lists = standing is not None and several_labels(standing.manifest.features)
         self.several_labels = self.labelled and (of_lists or bool(list_lengths))
+        if self.several_labels and options.unlabelled == "keep":
+            raise OptionError(
+                f"{self.base}: samples have lists of labels, and one without labels would be of no class. Leave "
+                "--unlabelled keep out, and shard unlabelled images as a dataset of their own: --label none"
+            )
         if self.several_labels:  # a sample without a list has one label or no label
             alone = self.query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
