@@ -367,11 +367,7 @@ class Inventory:
             )
         of_lists = standing is not None and several_labels(standing.manifest.features)
         self.several_labels = self.labelled and (of_lists or bool(list_lengths))
-        if self.several_labels and options.unlabelled == "keep":
-            raise OptionError(
-                f"{self.base}: samples have lists of labels, and one without labels would be of no class. Leave "
-                "--unlabelled keep out, and shard unlabelled images as a dataset of their own: --label none"
-            )
+        _check_kept(self.base, options, self.several_labels)
         if self.several_labels:  # a sample without a list has one label or no label
             alone = self.query("SELECT DISTINCT label IS NOT NULL FROM inputs WHERE labels IS NULL")
             list_lengths.update(number for (number,) in alone)
@@ -518,6 +514,15 @@ def _count_labels(item: Item, labels: Counter[Label], list_lengths: set[int]) ->
         list_lengths.add(len(item.label_name))
     else:
         labels[item.label_name] += 1
+
+
+def _check_kept(base: str, options: ShardOptions, several_labels: bool) -> None:
+    """Raise OptionError if samples without a label are kept, but would be of no class, like an empty list."""
+    if several_labels and options.unlabelled == "keep":
+        raise OptionError(
+            f"{base}: samples have lists of labels, and one without labels would be of no class. Leave --unlabelled "
+            "keep out, and shard unlabelled images as a dataset of their own: --label none"
+        )
 
 
 def _with_size(item: Item) -> Item:
