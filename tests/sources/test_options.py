@@ -190,6 +190,9 @@ def test_no_option_is_left_out_of_the_plan():
         ({"label_type": "number", "classes": ["x"]}, "one number per sample"),
         ({"unlabelled": "keep", "names": "kaggle"}, "no place"),
         ({"rename": {"a": "c", "b": "c"}}, "the same name"),
+        ({"rename": "a=c"}, "rename is a dict of texts"),
+        ({"columns": "a:bool"}, "columns is a dict of texts"),
+        ({"boxes": Boxes(keypoints="ax,ay,ax,ay")}, "a column twice"),
         ({"classes": []}, "classes"),
     ],
 )

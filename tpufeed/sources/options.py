@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, cast
 
 from tpufeed.dataset.naming import check_split_name, read_classes
 from tpufeed.dataset.schema import DType, FeatureSpec
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.images.policy import Images
-from tpufeed.options import Count, Names, Whole, check_fields, group, parse_size
+from tpufeed.options import Count, Names, Rule, Whole, a_dict, check_fields, group, parse_size
 from tpufeed.sources.boxes import FlipPairs, Outside, check_format, declare, format_pairs, parse_pairs
 from tpufeed.sources.columns import Declared
 from tpufeed.sources.outlines import Outlines
@@ -21,6 +21,7 @@ NameStyle = Literal["tpufeed", "kaggle"]
 PictureKind = Literal["image", "mask", "depth"]
 LabelType = Literal["class", "number"]
 Unlabelled = Literal["reject", "keep"]
+_Texts: TypeAlias = Annotated[Mapping[str, str], a_dict("texts", Rule("a text", lambda value: isinstance(value, str)))]
 MASKS = "mask"  # the column that `masks=` or `outlines=` makes
 BOXES = "boxes"  # the column that four columns of a table make
 KEYPOINTS = "keypoints"  # the column that columns of x and y make
@@ -132,9 +133,9 @@ class ShardOptions:
     names: NameStyle = "tpufeed"
     seed: Whole = 0
     images: Images = field(default_factory=Images)
-    columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
-    rename: Mapping[str, str] | None = field(default=None, metadata=_READING)
-    image_columns: Mapping[str, str] | None = field(default=None, metadata=_READING)
+    columns: _Texts | None = field(default=None, metadata=_READING)
+    rename: _Texts | None = field(default=None, metadata=_READING)
+    image_columns: _Texts | None = field(default=None, metadata=_READING)
     masks: str | Path | None = field(default=None, metadata=_READING)
     group_by: str | None = field(default=None, metadata=_READING)
     outlines: Outlines | None = None
@@ -301,6 +302,8 @@ def parse_points(keypoints: str | None) -> tuple[str, ...]:
                 f"boxes.keypoints names the columns {x!r} and {y!r}. Expected those of x and y in turn, whose names "
                 "differ in this letter alone, like nose_x,nose_y"
             )
+    if len(set(names)) < len(names):
+        raise OptionError(f"boxes.keypoints={keypoints!r} names a column twice. Each point has its own x and y")
     return names if len(names) > 1 else ()
 
 
