@@ -11,7 +11,7 @@ from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.previews import preview_shard
 from tpufeed.cli.app import app
 from tpufeed.errors import OptionError, SourceError
-from tpufeed.images import CenterCrop
+from tpufeed.images import CenterCrop, MixUp, RandomResizedCrop
 
 CROP = {"ops": [CenterCrop(8)], "processes": 0, "shuffle": False}
 
@@ -156,6 +156,11 @@ def test_an_image_that_lies_too_high_is_named(folders, tmp_path):
         tpufeed.shard(folders("x/a/1.jpg", "y/2.jpg"), tmp_path / "d", class_level=2)
 
 
+def test_a_table_has_no_class_folders(table, tmp_path):
+    with pytest.raises(OptionError, match="class_level is for class folders"):
+        tpufeed.shard(table([{"label": 1}]), tmp_path / "d", class_level=2)
+
+
 @pytest.mark.parametrize("none", [None, -1, "-1", "nan"])
 def test_unlabelled_rows_beside_labelled_ones(table, tmp_path, none):
     label = 2 if none in (-1, "-1") else "cat"
@@ -201,6 +206,8 @@ def test_numbers_are_no_classes(table, tmp_path):
         tpufeed.open_dataset(tmp_path / "d").select(fold=(0, 2), stratify=True)
     with pytest.raises(OptionError, match="multi_hot"):
         tpufeed.Loader(tmp_path / "d", "train", batch_size=2, label_format="multi_hot", **CROP)
+    with pytest.raises(OptionError, match="one class per sample"):
+        tpufeed.Loader(tmp_path / "d", "train", batch_size=2, device_ops=[RandomResizedCrop(8), MixUp(0.2)])
 
 
 def test_groups_of_a_column_with_a_new_name(table, tmp_path):

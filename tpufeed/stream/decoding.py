@@ -295,9 +295,9 @@ def _plan_mixing(plan: Decoding, ops: Sequence[Op], size: tuple[int, int], named
     if other is not None:
         raise OptionError(f"{name} mixes whole batches: put {type(other).__name__} before it in device_ops")
     label = next((column for column in plan.columns.every if column.name == LABEL), None)
-    if label is None or (label.shape and label.dtype != "float32") or label.dtype == "O":
+    if label is None or bool(label.shape) != (label.dtype == "float32") or label.dtype == "O":
         raise OptionError(
-            f"{name} mixes labels with images: ask for the column 'label', with one label per sample or "
+            f"{name} mixes labels with images: ask for the column 'label', with one class per sample or "
             "label_format='multi_hot'"
         )
     classes = label.shape[0] if label.shape else named_classes
