@@ -171,3 +171,9 @@ def test_a_row_of_a_table_is_named(table, tmp_path):
         tpufeed.shard(source, tmp_path / "d", split_with="patient", workers=1)
     with pytest.raises(OptionError, match="--split-with label is its column of"):
         tpufeed.shard(source, tmp_path / "d", splits=SHARES, split_with="label", workers=1)
+
+
+@pytest.mark.parametrize("none", ["", " ,"])
+def test_no_column_keeps_nothing_together(tmp_path, none):
+    with pytest.raises(OptionError, match="names none"):
+        tpufeed.shard(tmp_path, tmp_path / "d", splits=SHARES, split_with=none)

@@ -14,7 +14,7 @@ from tpufeed.sources.columnar import ColumnarSource
 from tpufeed.sources.folder import FolderSource
 from tpufeed.sources.grouped import GroupedSource
 from tpufeed.sources.imagefolder import ImageFolderSource
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import ShardOptions, names_in
 from tpufeed.sources.outlines import import_pycocotools
 from tpufeed.sources.paths import PARQUET
 from tpufeed.sources.source import Folder, Place, Source, listing
@@ -61,6 +61,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
         with_boxes = kind in (CocoSource, YoloSource, VocSource)
         way = "" if with_boxes else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
         raise OptionError(f"masks names a folder parallel to a folder of images, which {url} is not{way}")
+    if options.class_level != 1 and kind is not FolderSource:
+        raise OptionError(f"class_level is for class folders, which {url} is not. Leave it out")
     if options.group_by is not None:
         if kind is not TableSource:
             raise OptionError(f"--group-by is for a table with several rows per image, which {url} is not")
@@ -74,6 +76,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
             )
         import_pycocotools()
     source = kind(place, options)
+    if options.split_with is not None and not names_in(options.split_with):
+        raise OptionError("split_with names the columns that keep samples together, and here it names none")
     if options.split_with is not None and not source.splits and options.split_shares is None:
         raise OptionError("split_with is for several splits. Deal them by shares: --splits train=0.8,val=0.2")
     source.why = place.why if options.group_by is None else f"--group-by {options.group_by}"
