@@ -503,9 +503,9 @@ class HostStream(LedStream):
             most, known = options.max_bad_shards if of_shards else options.max_bad_records, self._count_bad(of_shards)
             if known == most:
                 what, option = ("lost shards", "max_bad_shards") if of_shards else ("bad records", "max_bad_records")
+                lists = "" if of_shards else ". Run tpufeed verify, which lists all damage"  # a shard's message says it
                 raise (ShardError if of_shards else RecordError)(
-                    f"{most + 1} {what}, more than {option}={most}; the last one: {record.message}. Run "
-                    "tpufeed verify, which lists all damage"
+                    f"{most + 1} {what}, more than {option}={most}; the last one: {record.message}{lists}"
                 )
             self._bad.add(record.where)
             what = "lost shard skipped with all of its samples" if of_shards else "bad record skipped"
