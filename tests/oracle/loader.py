@@ -90,6 +90,10 @@ def kept_by_one(stored, way):
             if name in way:
                 number, count = way[name]
                 drawn = words(len(samples), (0, (1 << 64) - 3), 3)
+                if "group" in way:  # its values, hashed
+                    names = [bytes(each[SHORT[way["group"]]][0]) for each in samples]
+                    hashes = [hashlib.blake2b(name, digest_size=8, person=b"fold").digest() for name in names]
+                    drawn = [int.from_bytes(each, "big") for each in hashes]
                 ids = [each for each in ids if (drawn[each] % count == number) == inside]
         for name, inside in (("samples", True), ("drop", False)):
             if name in way:
