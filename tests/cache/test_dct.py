@@ -17,7 +17,8 @@ from tpufeed.cache import warmup
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import DatasetExistsError, RecordError
-from tpufeed.images import HorizontalFlip, Resize
+from tpufeed.images import CenterCrop, HorizontalFlip, Resize
+from tpufeed.images._restart import pack
 
 WHOLE = {"ops": [Resize((32, 48))], "workers": 1}
 
@@ -68,6 +69,28 @@ def test_a_record_that_does_not_decode_is_named_and_counted(cached, tmp_path):
     with Loader(url, split="train", columns=["image"], batch_size=8, processes=0, max_bad_records=1) as loader:
         masks = [mask for _, mask in loader]
     assert sum(int((~mask).sum()) for mask in masks) == 1
+
+
+def coded_of(url):
+    for features in open_dataset(url).iter_examples("train", 0):
+        yield bytes(features["image/encoded"].values[0])
+
+
+def test_a_jpeg_that_no_op_changes_keeps_its_coefficients(tmp_path):
+    make_photos(tmp_path / "photos", 6)
+    images = tpufeed.Images(presize=32, presize_mode="fit", quality=90)
+    url = tpufeed.shard(tmp_path / "photos", tmp_path / "data", images=images, workers=1).url
+    jpegs = [pack(file, 1 << 20) for file in coded_of(url)]
+    assert len(jpegs) == 6
+    for name, options in {
+        "kept": {"ops": [Resize((32, 32)), CenterCrop(32)]},
+        "quality": {"ops": [Resize((32, 32))], "quality": 80},
+        "flipped": {"ops": [HorizontalFlip(1.0), Resize((32, 32))]},
+        "between": {"ops": [Resize(48), Resize((32, 32))]},
+    }.items():
+        warmup(url, tmp_path / name, encode="dct", workers=1, **options)
+        found = list(coded_of(tmp_path / name))
+        assert [one == other for one, other in zip(found, jpegs, strict=True)] == [name == "kept"] * 6
 
 
 def test_it_grows_with_its_own_quality_alone(tmp_path):

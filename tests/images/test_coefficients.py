@@ -15,6 +15,7 @@ from tests.images.dct_reference import (
     unpack_planes,
 )
 from tpufeed.errors import ImageError
+from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, Resize
 from tpufeed.images._restart import pack
 from tpufeed.images.coefficients import (
     BEST_QUALITY,
@@ -123,6 +124,39 @@ def test_pixels_are_those_of_a_jpeg_of_the_same_quality(quality):
     sent = decode_planes(unpacked(data, coefficients), coefficients)
     errors = [np.mean((each.astype(float) - image) ** 2) for each in (sent, expected)]
     assert 10 * np.log10(errors[0] / errors[1]) < 0.2, "dB of PSNR"
+
+
+def test_coefficients_of_a_jpeg_are_taken_over_where_they_fit():
+    image, file = photo(SIZE), jpeg(photo(SIZE), quality=90, subsampling="4:2:0")
+    pixels, anew = decode(file), encode_coefficients(decode(file), 90)
+    assert encode_coefficients(pixels, 90, file) == pack(file, MOST_PX) != anew
+    adobe = b"\xff\xee\0\x0eAdobe\0d" + bytes(5)  # colours are not transformed: RGB
+    for other in (
+        jpeg(image, quality=89, subsampling="4:2:0"),
+        jpeg(image, quality=90, subsampling="4:4:4"),
+        jpeg(photo(SIZE, 1), quality=90),
+        jpeg(photo((32, 48)), quality=90, subsampling="4:2:0"),
+        file[:2] + adobe + file[20:],
+        file[:-40],
+    ):
+        assert encode_coefficients(pixels, 90, other) == anew
+
+
+def test_ops_keep_an_image_that_they_neither_cut_nor_turn():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file, turned = jpeg(photo(SIZE)), jpeg(photo(SIZE), exif=exif)
+    for ops, keeps in (
+        ([], True),
+        ([Resize(32), CenterCrop(SIZE)], True),
+        ([CenterCrop(32)], False),
+        ([RandomCrop(SIZE)], False),
+        ([Resize((96, 64)), Resize(SIZE)], False),
+        ([HorizontalFlip()], False),
+    ):
+        assert Pipeline(ops, 0).keeps(file) == Pipeline(ops, 0, upright=True).keeps(file) == keeps
+        assert Pipeline(ops, 0).keeps(turned) == keeps
+        assert not Pipeline(ops, 0, upright=True).keeps(turned)
 
 
 def test_what_cannot_be_packed_says_why():

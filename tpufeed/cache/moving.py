@@ -102,10 +102,10 @@ class Mover:
         return Feature(spec.stored_kind, items.ravel().tolist())
 
 
-def encode_pixels(pixels: Pixels, options: CacheOptions) -> BytesLike:
-    """Return the bytes of uint8 pixels for a record."""
+def encode_pixels(pixels: Pixels, options: CacheOptions, jpeg: bytes | memoryview | None = None) -> BytesLike:
+    """Return the bytes of uint8 pixels for a record. `jpeg`: as in `encode_coefficients`."""
     if options.encode == "raw":
         return np.ascontiguousarray(pixels).data.cast("B")
     if options.encode == "dct":
-        return encode_coefficients(pixels, options.quality)
+        return encode_coefficients(pixels, options.quality, jpeg)
     return encode(pixels, options.encode, options.quality)

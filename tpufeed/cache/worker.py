@@ -17,6 +17,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, kaggle_values
 from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels, Scratch
+from tpufeed.images.header import JPEG_START
 from tpufeed.images.mending import mend
 from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
 from tpufeed.images.protocols import Draws
@@ -57,7 +58,7 @@ class CacheContext(TaskContext):
                     rest += encode_entries({keys[name]: value for name, value in values.items()})
                 for writer, pixels, entries in zip(output.writers, variants, moved, strict=True):
                     ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
-                    data = encode_pixels(pixels, options)
+                    data = encode_pixels(pixels, options, augment.kept(sample.image))
                     writer.add(data, [ints[name] for name in int_names], rest + entries)
                     output.add(images=1, size=len(data))
                 output.add(labels=set(sample.labels) if sample.label is None else (sample.label,))
@@ -92,7 +93,7 @@ class Augmenter:
         self.seed, ops = manifest.draws_seed(options.seed), options.ops_of(split)
         self._pipeline = Pipeline(ops, self.seed, upright=manifest.upright)
         self._mover = Mover(manifest.features, options, self._pipeline)
-        self._mends = mends
+        self._mends, self._is_coded = mends, options.encode == "dct"
         # Without draws all variants are the first one.
         self._variants = options.variants if any(op.draws for op in ops) else 1
         self._repeats = options.variants // self._variants
@@ -126,6 +127,12 @@ class Augmenter:
             self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
         moved = self._mover.encode(sample.moving, sample.name, sample.image, draws)
         return sample, made * self._repeats, moved * self._repeats
+
+    def kept(self, image: bytes | memoryview | Pixels) -> bytes | memoryview | None:
+        """Return the image of a sample that a cache of coefficients may take over: a JPEG that no op changes."""
+        if not self._is_coded or isinstance(image, np.ndarray) or image[:3] != JPEG_START:
+            return None
+        return image if self._pipeline.keeps(image) else None
 
     def _run(self, sample: OriginSample, draws: list[list[Draws]]) -> list[Pixels]:
         try:

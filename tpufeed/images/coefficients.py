@@ -6,16 +6,18 @@ The bytes are described in docs/format.md, "DCT images". The C extension `_resta
 import math
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import cv2
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 
 from tpufeed.errors import ImageError
 from tpufeed.images.header import DCT_START, MAX_PIXELS
-from tpufeed.images.restart import CAN_REWRITE
+from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 
 if CAN_REWRITE:
     from tpufeed.images._restart import pack, unpack
@@ -116,10 +118,33 @@ def quality_tables(quality: int) -> tuple[Table, Table]:
     return scaled(_LUMA), scaled(_CHROMA)
 
 
-def encode_coefficients(image: npt.NDArray[np.uint8], quality: int) -> bytes:
-    """Encode uint8 RGB (height, width, 3), both sides multiples of `SIDE_PX`: libjpeg's coefficients, 4:2:0."""
+def encode_coefficients(image: npt.NDArray[np.uint8], quality: int, jpeg: bytes | memoryview | None = None) -> bytes:
+    """Encode uint8 RGB (height, width, 3), both sides multiples of `SIDE_PX`: libjpeg's coefficients, 4:2:0.
+
+    `jpeg` has these very pixels: if its size, sampling and tables are those, its coefficients are taken over.
+    """
+    if jpeg is not None:
+        with suppress(CannotRewrite):
+            data = pack_jpeg(jpeg)
+            if data.startswith(of_quality((image.shape[0], image.shape[1]), quality).head):
+                return data
     options = [cv2.IMWRITE_JPEG_QUALITY, quality]  # OpenCV's pixels are Pillow's; simplejpeg's are a level off
     return pack(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)[1].data, MAX_PIXELS)
+
+
+def pack_jpeg(data: bytes | memoryview) -> bytes:
+    """Return the coefficients and tables of a JPEG as a DCT image, all exactly, and nothing else. Releases the GIL.
+
+    Raises:
+        CannotRewrite: it is a kind of JPEG that cannot be packed, or damaged.
+    """
+    try:
+        packed = pack(data, MAX_PIXELS)
+    except ValueError as error:
+        raise CannotRewrite(str(error)) from None
+    if simplejpeg.decode_jpeg_header(data)[2] not in ("YCbCr", "Gray"):
+        raise CannotRewrite("colours other than YCbCr")
+    return packed
 
 
 def to_jpeg(data: bytes | memoryview) -> bytes:

@@ -109,6 +109,14 @@ class Pipeline:
             raise refuse_too_long(found.size, found.source)
         return found
 
+    def keeps(self, data: bytes | memoryview) -> bool:
+        """Return whether no op changes a pixel of an encoded image, and no orientation does, whatever is drawn."""
+        height, width = image_size(data)
+        whole = Window(0, 0, height, width, height, width)
+        return not (self.upright and orientation_of(data) > 1) and all(
+            op is not None and not op.draws and op.window(height, width, ()) == whole for op, _, _ in self._steps
+        )
+
     def run_stored(
         self,
         data: memoryview,
