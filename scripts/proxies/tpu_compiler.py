@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from platform_run import ROOT, Platform, call, expect
+from programs.chains import CHAINS, USUAL
 
 from tpufeed.measure.machine import machine
 from tpufeed.measure.tpu_compiler import ENVIRONMENT
@@ -14,12 +15,6 @@ from tpufeed.measure.tpu_compiler import ENVIRONMENT
 PROGRAMS = Path(__file__).parent / "programs"
 RESULTS = ROOT / "benchmarks/results/compiled-for-tpus.json"
 TPUS, ONE, IMAGES, MORE_IMAGES = ("v5e-8", "v4-8", "v5p-8", "v6e-8"), "v5e-8", 128, 256
-USUAL = ("crop and flip", "crop, flip and jitter", "RandAugment")
-EVERY = (
-    *USUAL,
-    *("RandomResizedCrop", "RandomCrop", "CenterCrop", "HorizontalFlip", "VerticalFlip", "ColorJitter", "Grayscale"),
-    *("GaussianBlur", "RandomErasing"),
-)
 SECONDS = 3600  # for one TPU, on two busy cores
 MOST_MB = dict(zip(USUAL, (330, 450, 700), strict=True))  # of JAX's kernel, on a v5e, for 128 images
 ABOUT = {
@@ -56,7 +51,7 @@ def run(platform: Platform) -> None:
 
     files = sorted(texts.glob("*.mlir"))
     for tpu, images, chains, more in (
-        *((tpu, IMAGES, EVERY, files if tpu == ONE else []) for tpu in TPUS),
+        *((tpu, IMAGES, tuple(CHAINS), files if tpu == ONE else []) for tpu in TPUS),
         (ONE, MORE_IMAGES, USUAL, []),
     ):
         platform.check(f"for {tpu}, {images} images", partial(compiled, tpu, images, chains, more))

@@ -152,7 +152,7 @@ class EpochOrder:
 
 
 class Repeats:
-    """How often samples with weights come in each epoch: their shares of as many draws, rounded up or down. Immutable.
+    """Counts of samples with weights per epoch: their shares of as many draws, rounded up or down. Immutable.
 
     The samples lie end to end on a line of one unit per draw, each as long as its share, and a draw takes the sample at
     the end of its unit. Epochs shift the line by multiples of the golden ratio, so that a share is exact over several

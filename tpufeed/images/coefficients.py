@@ -58,7 +58,7 @@ _CHROMA = (
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """What is common to the coefficients of all images of a cache.
+    """Size, sampling and quantization that the coefficients of all images of a cache share.
 
     A batch holds those of an image as int8 of `shape`. Rows 0 to H have luma: block (i, j) at rows 8i and columns 8j, a
     coefficient's row being its vertical frequency. Then chroma: H / 2 rows with Cb left and Cr right (4:2:0), H rows of
@@ -98,7 +98,7 @@ class Coefficients:
 
     @property
     def step(self) -> int:
-        """In what steps int8 holds AC values beyond `EXACT`: the smallest with which the largest fits."""
+        """The size of steps in which int8 holds AC values beyond `EXACT`: the smallest with which the largest fits."""
         least = min(*self.tables[0][1:], *self.tables[1][1:])
         return max(1, -(-(_LARGEST - EXACT * least) // ((127 - EXACT) * least)))
 

@@ -70,7 +70,7 @@ class ProgramCost:
 
     @property
     def bound(self) -> Literal["bandwidth", "FLOPs"]:
-        """What sets the lower bound."""
+        """The larger of the two: it sets the lower bound."""
         return "bandwidth" if self.bandwidth_seconds >= self.peak_seconds else "FLOPs"
 
 

@@ -88,7 +88,7 @@ def parse_pairs(flip_pairs: str | Sequence[Sequence[int]]) -> FlipPairs:
 
 
 def pair_names(names: Any, points: int) -> FlipPairs | None:
-    """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear, or None if there are none."""
+    """Return the pairs of names like left_eye and right_eye, or L-ear and R-ear. None if no names are a pair."""
     if not isinstance(names, list) or len(names) != points or not all(isinstance(name, str) for name in names):
         return None
     places = {name.lower(): place for place, name in enumerate(names)}

@@ -21,12 +21,10 @@ from tpufeed.errors import NoInputsError, OptionError, SourceError, TpufeedError
 from tpufeed.sources.boxes import FlipPairs, pair_names
 from tpufeed.sources.coco_folders import find_images, find_splits, parse_named, stats
 from tpufeed.sources.inputs import Files
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import BOXES, KEYPOINTS, ShardOptions
 from tpufeed.sources.outlines import coco_outlines
 from tpufeed.sources.paths import identity_of, name_of_row, resolve, whole
 from tpufeed.sources.source import (
-    BOXES,
-    KEYPOINTS,
     SPLITS,
     Contents,
     Folder,

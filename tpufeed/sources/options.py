@@ -23,8 +23,7 @@ LabelType = Literal["class", "number"]
 Unlabelled = Literal["reject", "keep"]
 _Texts: TypeAlias = Annotated[Mapping[str, str], a_dict("texts", Rule("a text", lambda value: isinstance(value, str)))]
 MASKS = "mask"  # the column that `masks=` or `outlines=` makes
-BOXES = "boxes"  # the column that four columns of a table make
-KEYPOINTS = "keypoints"  # the column that columns of x and y make
+BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them, or that several columns make
 BOX = 4
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
 _PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

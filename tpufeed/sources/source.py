@@ -16,12 +16,11 @@ from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, St
 from tpufeed.sources.boxes import FlipPairs, declare
 from tpufeed.sources.columns import Declared
 from tpufeed.sources.inputs import Files, iter_read
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import BOXES, KEYPOINTS, ShardOptions
 from tpufeed.sources.paths import ARROW, PARQUET, is_hidden, is_image_name
 from tpufeed.storage.store import ObjectInfo, Store
 
 NUMBER = "label"  # the column of labels that are numbers
-BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them
 _MOST_PIXELS = 1 << 31  # of a side
 MOST_ANNOTATION_BYTES = 10 << 20  # of the file of an image
 _MOST_AT_ONCE, _MOST_BYTES_AT_ONCE = 4096, 64 << 20  # files of annotations that are read together

@@ -197,7 +197,7 @@ class TableColumns:
 
     @property
     def labels_from(self) -> str:
-        """Where labels come from, for people."""
+        """The columns that labels come from, in words."""
         if self.flags:
             return f"the columns {format_names(self.flags)}, with 0 or 1"
         return "" if self.label is None else f"the column {self.label}"

@@ -14,10 +14,9 @@ from tpufeed.dataset.naming import SPLIT_OF_WORD
 from tpufeed.errors import ImageError, OptionError, SourceError
 from tpufeed.sources.boxes import VOC
 from tpufeed.sources.inputs import Files
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import BOXES, ShardOptions
 from tpufeed.sources.paths import is_hidden, is_image_name, parent_of, stem_of
 from tpufeed.sources.source import (
-    BOXES,
     SPLITS,
     Contents,
     Folder,

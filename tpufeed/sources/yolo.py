@@ -24,11 +24,9 @@ from tpufeed.errors import (
 )
 from tpufeed.sources.boxes import FlipPairs
 from tpufeed.sources.inputs import Files
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import BOXES, KEYPOINTS, ShardOptions
 from tpufeed.sources.paths import identity_of, is_image_name, resolve, stem_of, whole
 from tpufeed.sources.source import (
-    BOXES,
-    KEYPOINTS,
     Contents,
     Folder,
     Found,

@@ -125,9 +125,8 @@ class BatchDecoder:
         step = max(_FEWEST_ROWS, min(_MOST_ROWS, -(-size // threads)))
         self.chunks = [(start, min(start + step, size)) for start in range(0, size, step)]
         self._skips, self._skips_shards = options.max_bad_records > 0, options.max_bad_shards > 0
-        self._lost: dict[
-            tuple[int, int, int], str
-        ] = {}  # by dataset, variant and shard: what is wrong, once it is known
+        # By dataset, variant and shard: what is wrong, once it is known.
+        self._lost = dict[tuple[int, int, int], str]()
 
     def begin(
         self, request: BatchRequest, open_reader: Callable[[int, int], tuple[int, Reader]], pixels: dict[str, Array]

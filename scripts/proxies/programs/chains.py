@@ -36,4 +36,5 @@ CHAINS: dict[str, tuple[Op, ...]] = {
     "GaussianBlur": (GaussianBlur(0.5),),
     "RandomErasing": (RandomErasing(),),
 }
-TO_COMPARE = ("crop and flip", "crop, flip and jitter", "RandAugment")  # also in torch_xla and TensorFlow
+# Those that are also compiled for more images, and in torch_xla and TensorFlow.
+USUAL = ("crop and flip", "crop, flip and jitter", "RandAugment")

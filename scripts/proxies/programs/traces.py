@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[3] / "examples"))
 os.environ.update(JAX_PLATFORMS="cpu", PJRT_DEVICE="CPU", TF_CPP_MIN_LOG_LEVEL="3", KERAS_BACKEND="tensorflow")
 
 import numpy as np
-from chains import CHAINS, OUT, SIDE, TO_COMPARE
+from chains import CHAINS, OUT, SIDE, USUAL
 
 import tpufeed
 from tpufeed.images.device import DeviceOps
@@ -63,7 +63,7 @@ def trace_torch_xla(batch: int) -> Iterator[tuple[str, str]]:
     def zeros(*shape: int, dtype: Any = torch.uint8) -> Any:
         return torch.from_numpy(np.zeros(shape, str(dtype).removeprefix("torch."))).to(device)
 
-    for name in TO_COMPARE:
+    for name in USUAL:
         ops = DeviceOps(CHAINS[name], (SIDE, SIDE))
         images, numbers = zeros(batch, SIDE, SIDE, 3), zeros(batch, ops.width, dtype=torch.float32)
         yield name, xla_model.get_stablehlo([ops.apply(images, numbers, ARRAYS)])
@@ -94,9 +94,9 @@ def trace_tensorflow(batch: int) -> Iterator[tuple[str, str]]:
         compiled = tf.function(function, jit_compile=True)
         return str(compiled.experimental_get_compiler_ir(*given)(stage="stablehlo"))
 
-    ops = DeviceOps(CHAINS[TO_COMPARE[0]], (SIDE, SIDE))  # TensorFlow's other chains are torch_xla's
+    ops = DeviceOps(CHAINS[USUAL[0]], (SIDE, SIDE))  # TensorFlow's other chains are torch_xla's
     given = tf.zeros((batch, SIDE, SIDE, 3), tf.uint8), tf.zeros((batch, ops.width))
-    yield TO_COMPARE[0], trace(lambda images, numbers: ops.apply(images, numbers, ARRAYS), *given)
+    yield USUAL[0], trace(lambda images, numbers: ops.apply(images, numbers, ARRAYS), *given)
     images, labels = tf.zeros((batch, OUT, OUT, 3), tf.uint8), tf.zeros((batch,), tf.int32)
     yield "to_device_float", trace(floats_of, images)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
