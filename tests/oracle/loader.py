@@ -490,7 +490,9 @@ class Reference:
         for row, (source, epoch, seed, variant, shard, record) in enumerate(places):
             if (variant, shard) in self.versions[source].lost:
                 bad.add((source, variant, shard, None))
-                if sum(each[-1] is None for each in bad) > self.options.max_bad_shards:
+                version = self.versions[source]
+                kept = {(variant, at) for at, count in enumerate(version.counts(self.options.split)) if count}
+                if sum(each[-1] is None for each in bad) > self.options.max_bad_shards or kept <= version.lost:
                     raise DamagedError(shard)
                 rows.append(None)
                 lost = True

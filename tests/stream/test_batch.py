@@ -330,6 +330,19 @@ def test_one_lost_shard_more_than_the_budget_is_an_error(lose):
     assert read(url, max_bad_shards=2)[1].stats().bad_shards == 2
 
 
+@pytest.mark.parametrize("world", [(0, 1), (1, 2)])
+def test_a_loss_of_all_shards_is_an_error_whatever_the_budget(lose, world):
+    with pytest.raises(ShardError, match=r"all shards with samples of split 'train' are lost.*-of-00006"):
+        read(lose(*range(6)), max_bad_shards=99, world=world, lanes=2, processes=0)
+
+
+def test_a_loss_of_all_shards_that_a_view_reads_is_one_too(lose, cache_url):
+    first, stop = np.cumsum([0, *open_dataset(cache_url).shard_records("train")])[2:4].tolist()
+    view = open_dataset(lose(2)).select(samples=range(first, stop), split="train")
+    with pytest.raises(ShardError, match=r"all shards with samples of split 'train' are lost.*00002-of-00006"):
+        read(view, max_bad_shards=1, processes=0)
+
+
 @pytest.mark.parametrize("value", [-1, 1.5, "all", None])
 def test_a_budget_is_a_whole_number(cache_url, value):
     with pytest.raises(OptionError, match="max_bad_records"):

@@ -91,7 +91,7 @@ class Loader(Feed):
             RecordError.
         max_bad_shards: number of different shards to lose: missing, or not of the manifest's size. Each is named with a
             warning when it is first read, and its samples are masked as those of bad records, or as zeros if nothing
-            else is in their batch. One more raises ShardError.
+            else is in their batch. One more raises ShardError, and so does the loss of all.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
             processes are killed. A hanging thread (`processes=0`) cannot be, and keeps the program from ending.
         numa: on a host with several NUMA nodes, "auto" pins each worker process, and the memory of its batches, to one

@@ -160,6 +160,18 @@ class Reader:
                     for shard in shards:
                         self._opened.pop(shard, None)
 
+    def has_any(self, shards: Iterable[int]) -> bool:
+        """Return True if one of these shards, none of them empty, is the manifest's."""
+        for shard in shards:
+            try:
+                self.read(shard, 0)
+            except ShardError:
+                continue
+            except RecordError:
+                pass  # damaged, but there
+            return True
+        return False
+
     def take_requested(self) -> int:
         """Return the number of records that were requested from the store since the last call."""
         if not self._requested:  # always so for local shards

@@ -118,6 +118,7 @@ class BatchDecoder:
         self, sources: Sequence[SampleSource], options: LoaderOptions, threads: int, *, on_device: bool = False
     ) -> None:
         self.plans, self.on_device = plan_batches(sources, options, on_device), on_device
+        self._sources = sources
         self._decoders, self.columns = [*map(Decoder, self.plans)], self.plans[0].columns
         size, pooled = options.batch_size, self.columns.pooled
         self.layout = BufferLayout((each.name, each.dtype, (size, *each.shape)) for each in pooled)
@@ -180,11 +181,23 @@ class BatchDecoder:
                     spans += [(part, at, at + 1) for at in range(first, last)]
                     continue
                 shard, record = places[0]
-                if of_shard:
+                if of_shard and (part.source, part.variant, shard) not in self._lost:
+                    self._check_some_left(part, shard, error)
                     self._lost[part.source, part.variant, shard] = str(error)
                 where = (part.source, part.variant, shard, WHOLE_SHARD if of_shard else record)
                 job.bad[rows[0]] = BadRecord(where, str(error))
         return costs
+
+    def _check_some_left(self, part: JobPart, lost: int, error: ShardError) -> None:
+        """Raise ShardError if no shard is left, of all that the ranks read: this rank may have had one alone."""
+        source, known = self._sources[part.source], self._lost
+        records = enumerate(source.dataset.shard_records(source.split, part.variant))
+        others = (shard for shard, kept in records if kept and shard != lost)
+        if not part.reader.has_any(each for each in others if (part.source, part.variant, each) not in known):
+            raise ShardError(
+                f"{source.label}: all shards with samples of split {source.split!r} are lost, which max_bad_shards "
+                f"does not allow; one is {error}"
+            ) from error
 
     def finish(self, job: BatchJob, costs: Iterable[Iterable[Cost]]) -> DecodedBatch:
         """Return the batch once all rows are done. A bad row repeats the good row before it, masked.
