@@ -469,6 +469,12 @@ def test_samples_come_as_often_as_their_weights_say_each_time_otherwise(dataset)
     assert all(labels[sample] == label for sample, _, label, _ in epochs[0])
 
 
+def test_an_epoch_is_a_pass_rounded_to_the_lanes(dataset):
+    (epoch,) = of_mixture(Mixture.by_weight(dataset, np.arange(96) < 47), batch_size=4, lanes=16)
+    assert len(epoch) == 48
+    assert {sample for sample, *_ in epoch} == set(range(47)), "and one of the next pass"
+
+
 @pytest.mark.uses("torch")
 def test_shares_are_those_of_torchs_sampler(dataset):
     from torch.utils.data import WeightedRandomSampler

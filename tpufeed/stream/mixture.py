@@ -99,9 +99,9 @@ class Mixture(Summary):
     ) -> "Mixture":
         """Return a mixture of the classes of one dataset, for classes that are balanced in exact shares.
 
-        Labels stay those of the dataset, and an epoch has as many samples as the classes together: samples of rare
-        classes come several times in it, each time with other random numbers, and samples of common classes come in
-        turns.
+        Labels stay those of the dataset, and an epoch has as many samples as the classes together, rounded to a
+        multiple of the lanes: samples of rare classes come several times in it, each time with other random numbers,
+        and samples of common classes come in turns.
 
         Args:
             dataset: a dataset whose samples have one label each, or a view of one.
@@ -145,9 +145,12 @@ class Mixture(Summary):
     ) -> "Mixture":
         """Return one dataset whose samples come as often as their weights say, as by torch's WeightedRandomSampler.
 
-        An epoch has as many samples as have a weight above 0. Of n samples with weights that add up to W, one of weight
-        w comes n * w / W times per epoch, rounded up or down, and exactly as often over several epochs. Each time it
+        A pass has as many samples as have a weight above 0. Of n samples with weights that add up to W, one of weight
+        w comes n * w / W times per pass, rounded up or down, and exactly as often over several passes. Each time it
         has other random numbers. Any number of ranks that divides the lanes gives the same samples.
+
+        An epoch has the samples of a pass, rounded to a multiple of the lanes: 48 for a pass of 47 and 16 lanes. It
+        then takes a few from the next pass, or leaves a few to the next epoch.
 
         Args:
             dataset: a dataset, or a view of one.
