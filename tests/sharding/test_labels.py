@@ -237,8 +237,15 @@ def test_new_names_that_cannot_be(table, tmp_path):
         tpufeed.shard(source, tmp_path / "d", rename={"b": "c"})
     with pytest.raises(OptionError, match=r"--rename x: no sample has such a column\. The further columns are b, c"):
         tpufeed.shard(source, tmp_path / "d", rename={"x": "y"})
-    with pytest.raises(SourceError, match="a column is called 'sample', which loaders use"):
-        tpufeed.shard(source, tmp_path / "d", rename={"b": "sample"})
+    for name in ("image", "sample", "mask", "sample_mask", "source", "window"):
+        with pytest.raises(OptionError, match=f"the name '{name}', which loaders use"):
+            tpufeed.shard(source, tmp_path / "d", rename={"b": name})
+
+
+def test_a_column_of_a_name_that_loaders_use_is_refused(table, tmp_path):
+    for name in ("sample_mask", "window"):
+        with pytest.raises(SourceError, match=f"a column is called '{name}', .*--rename {name}={name}_column"):
+            tpufeed.shard(table([{"label": "a", name: 1}]), tmp_path / "d")
 
 
 def test_a_new_name_frees_one_that_loaders_use(table, tmp_path):

@@ -36,6 +36,8 @@ FEATURE_OF_NAME = {
 }
 # Features that tpufeed writes itself: no further column has one of these names.
 OWN_NAMES = frozenset({ENCODED, TENSOR, LABEL, TEXT, HEIGHT, WIDTH, CHANNELS, FORMAT, FILENAME, SIZE, ONE_HOT})
+# Columns that loaders make themselves: no further column has one of these names, either.
+LOADERS_NAMES = frozenset({"image", "sample", "sample_mask", "window"})
 _KAGGLE_KEYS = {
     ENCODED: "image",
     LABEL: "class",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tpufeed.builds.item import ColumnValue
 from tpufeed.dataset.naming import splits_mentioned
-from tpufeed.dataset.schema import OWN_NAMES, DType, FeatureSpec, Kind
+from tpufeed.dataset.schema import LOADERS_NAMES, OWN_NAMES, DType, FeatureSpec, Kind
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.tfrecord.example import Feature
 
@@ -337,7 +337,7 @@ class ColumnTypes:
         not affect types: one bad number would turn its column into lists of 0 or 1 numbers.
 
         Raises:
-            SourceError: a column has no name, or the name of a feature that tpufeed writes itself.
+            SourceError: a column has no name, or one that tpufeed or its loaders use themselves.
         """
         if self._declared:
             values, problem = self._convert(values or {})
@@ -359,6 +359,11 @@ class ColumnTypes:
             if column is None:
                 if name in OWN_NAMES:
                     raise SourceError(f"a column is called {name!r}, like a feature that tpufeed writes. Rename it")
+                if name in LOADERS_NAMES:
+                    raise SourceError(
+                        f"a column is called {name!r}, which loaders use themselves. Rename it: --rename "
+                        f"{name}={name}_column"
+                    )
                 if not name or name.encode("utf-8", "replace").decode() != name:
                     raise SourceError(f"a column is called {name!r}. Name it in UTF-8")
                 column = self._columns[name] = _Column()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias, cast
 
 from tpufeed.dataset.naming import check_split_name, read_classes
-from tpufeed.dataset.schema import DType, FeatureSpec
+from tpufeed.dataset.schema import LOADERS_NAMES, DType, FeatureSpec
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.images.policy import Images
 from tpufeed.options import Count, Names, Rule, Whole, a_dict, check_fields, group, parse_size
@@ -27,7 +27,7 @@ BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them,
 BOX = 4
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
 _PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TAKEN = frozenset({"image", "label", "sample", "window"})  # columns that loaders make themselves
+_TAKEN = LOADERS_NAMES | {"label"}  # columns that loaders make themselves
 _PICTURE_FORM = "write image columns like mask=mask_path:mask, of kind image, mask or depth"
 
 
@@ -170,8 +170,7 @@ class ShardOptions:
             raise OptionError("class_level counts folders from 1, or from -1 for the innermost, not from 0")
         if self.unlabelled == "keep" and self.names == "kaggle":
             raise OptionError("names='kaggle' has no place for samples without a label. Leave unlabelled='keep' out")
-        if len({*(self.rename or {}).values()}) < len(self.rename or {}):
-            raise OptionError(f"rename gives two columns the same name: {self.rename}. Give each its own")
+        _check_rename(self.rename or {})
         if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
             raise OptionError(
                 f"outlines are drawn as the column {MASKS!r}, which masks or image_columns make as well. Give only one"
@@ -322,6 +321,15 @@ def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:
             "is equal in all rows of one image: --group-by COLUMN"
         )
     return sides
+
+
+def _check_rename(names: Mapping[str, str]) -> None:
+    """Raise OptionError for new names that cannot be."""
+    if len({*names.values()}) < len(names):
+        raise OptionError(f"rename gives two columns the same name: {names}. Give each its own")
+    for new in names.values():
+        if new in LOADERS_NAMES | {"mask", "source"}:  # the padding, and the dataset in a mixture
+            raise OptionError(f"rename gives a column the name {new!r}, which loaders use. Choose another name")
 
 
 def parse_pictures(image_columns: Mapping[str, str] | None, masks: bool) -> tuple[ImageColumn, ...]:
