@@ -137,6 +137,11 @@ def test_folders_of_numbers(folders, tmp_path):
     assert samples_of(tmp_path / "e")["9/b.jpg"]["label"] == [9.0]
 
 
+def test_names_of_classes_are_no_numbers(folders, tmp_path):
+    with pytest.raises(OptionError, match=r"the class 'cat', and --label-type number is for numbers\. Leave it out"):
+        tpufeed.shard(folders("1/a.jpg", "cat/b.jpg"), tmp_path / "d", label_type="number")
+
+
 @pytest.mark.parametrize(("level", "names"), [(1, ("x", "y")), (2, ("a", "b")), (-1, ("a", "b")), (-2, ("x", "y"))])
 def test_one_of_nested_folders_is_the_class(folders, tmp_path, level, names):
     dataset, said = shard(folders("x/a/1.jpg", "x/b/2.jpg", "y/a/3.jpg"), tmp_path / "d", "--class-level", str(level))

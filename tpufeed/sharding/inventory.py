@@ -35,7 +35,7 @@ from tpufeed.dataset.schema import (
 from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, url_identity
 from tpufeed.sharding.standing import Growth, StandingDataset
 from tpufeed.sources.boxes import FORMATS, mark_boxes
-from tpufeed.sources.columns import ColumnTypes, as_text, encode_values, long_as_text
+from tpufeed.sources.columns import BadValue, ColumnTypes, Declared, as_text, encode_values, long_as_text
 from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sources.kinds import find_source
 from tpufeed.sources.labels import (
@@ -134,7 +134,8 @@ class Inventory:
         held_by, first_box = [options.name_of(name) for name in names_in(options.split_with)], ""
         labels, list_lengths, has_outlines = Counter[Label](), set[int](), options.outlines is None
         shares = None if source.splits else {"train": 1.0} if options.split_shares is None else options.split_shares
-        items = iter_as_asked(source.iter_items(found), options, contents.boxes is not None)
+        are_names = source.labels_are_names or source.contents.class_names is not None
+        items = iter_as_asked(source.iter_items(found), options, contents.boxes is not None, are_names)
         base = self.base if source.spells_files else None
         self.database.executescript(
             f"DROP TABLE IF EXISTS inputs; CREATE TABLE inputs({_COLUMNS});"
@@ -537,18 +538,32 @@ def _with_size(item: Item) -> Item:
     return msgspec.structs.replace(item, pixels=item.pixels or pixels, problem=problem)
 
 
-def iter_as_asked(items: Iterator[Item], options: ShardOptions, has_boxes: bool) -> Iterator[Item]:
-    """Return items with their labels and names of columns as the options say. With boxes labels are theirs."""
+def iter_as_asked(items: Iterator[Item], options: ShardOptions, has_boxes: bool, are_names: bool) -> Iterator[Item]:
+    """Return items with their labels and names of columns as the options say. With boxes labels are theirs.
+
+    `are_names` if labels are names of classes, as of folders. Raises OptionError for what they cannot be.
+    """
     if options.label_separator is not None:
         items = map(partial(split_label, options.label_separator, has_boxes), items)
     if options.label_type == "number":
-        items = map(partial(number_label, options.unlabelled == "keep"), items)
+        items = map(partial(number_label, options.unlabelled == "keep", are_names), items)
     return map(partial(rename_columns, options.rename), items) if options.rename else items
 
 
-def number_label(keeps_unlabelled: bool, item: Item) -> Item:
-    """Return an item with its label as the column "label". A missing one is NaN, and a problem unless it is kept."""
+def number_label(keeps_unlabelled: bool, are_names: bool, item: Item) -> Item:
+    """Return an item with its label as the column "label". A missing one is NaN, and a problem unless it is kept.
+
+    Raises OptionError if the name of a class is no number.
+    """
     is_missing = item.label_name is None
+    if are_names and not is_missing:
+        try:
+            Declared(NUMBER, "float32").convert(item.label_name)
+        except BadValue:
+            raise OptionError(
+                f"the label of {item.path} is the class {format_value(item.label_name)}, and --label-type number is "
+                "for numbers. Leave it out to get classes, or make a table of paths and numbers"
+            ) from None
     problem = ("bad_label", "the sample has no label") if is_missing and not keeps_unlabelled else None
     values = {**(item.values or {}), NUMBER: math.nan if is_missing else item.label_name}
     return msgspec.structs.replace(item, label_name=None, values=values, problem=item.problem or problem)
