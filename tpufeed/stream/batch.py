@@ -188,7 +188,7 @@ class BatchDecoder:
                 job.bad[rows[0]] = BadRecord(where, str(error))
         return costs
 
-    def _check_some_left(self, part: JobPart, lost: int, error: ShardError) -> None:
+    def _check_some_left(self, part: JobPart, lost: int, error: Exception) -> None:
         """Raise ShardError if no shard is left, of all that the ranks read: this rank may have had one alone."""
         source, known = self._sources[part.source], self._lost
         records = enumerate(source.dataset.shard_records(source.split, part.variant))
