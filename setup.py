@@ -16,7 +16,7 @@ setup(
         Extension(
             "tpufeed.images._restart",
             ["tpufeed/images/_restart.c"],
-            depends=["tpufeed/images/_coefficients.h"],
+            depends=["tpufeed/images/_coefficients.h", "tpufeed/images/_blocks.h"],
             extra_compile_args=["-O3"],
             extra_link_args=["-Wl,-s"],  # no names of the builder's folders in the wheel
             py_limited_api=True,

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 NEEDED = (
     *("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "PKG-INFO"),
     *("tests/conftest.py", "tests/gcs_server/__main__.py", "tests/measure/torch_xla_cpu.xplane.pb"),
-    *("setup.py", "tpufeed/images/_restart.c", "tpufeed/images/_coefficients.h", "tests/images/restart_fuzz.c"),
+    *("setup.py", "tpufeed/images/_restart.c", "tpufeed/images/_coefficients.h", "tpufeed/images/_blocks.h"),
+    "tests/images/restart_fuzz.c",
     *("scripts/test", "scripts/package-matrix", "scripts/make_photos.py", "benchmarks/harness.py", "docs/format.md"),
 )
 SAME_TIMES = {"SOURCE_DATE_EPOCH": "1767225600"}  # in the wheel: without them two builds would differ

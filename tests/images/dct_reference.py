@@ -111,44 +111,52 @@ def decode_planes(array, coefficients):
     return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
 
 
-ZIGZAG = sorted(range(64), key=lambda n: (n // 8 + n % 8, n // 8 if (n // 8 + n % 8) % 2 else n % 8))
+_LOW, _HIGH = (0, 2, 1, 3), (4, 6, 7, 5)
+_PLACES = [
+    8 * row + column for rows in (_LOW, _HIGH) for columns in (_LOW, _HIGH) for row in rows for column in columns
+]
+
+
+def _bits(byte):
+    return [bit for bit in range(8) if byte >> bit & 1]
+
+
+def _read_group(data):
+    """Read the values of four blocks."""
+    values, at = np.zeros((4, 64), int), 9
+    places = []
+    for block, kept in enumerate(data[5:9]):
+        for mask in _bits(kept):
+            places += [(block, _PLACES[8 * mask + bit]) for bit in _bits(data[at])]
+            at += 1
+    nibbles = data[at + 2 * data[4] :]
+    assert len(nibbles) == (len(places) + 1) // 2
+    for number, place in enumerate(places):
+        nibble = nibbles[number // 2] >> number % 2 * 4 & 15
+        values[place] = nibble - 16 * (nibble > 7)
+    values[:, 0] += 16 * np.frombuffer(data, np.int8, 4).astype(int)
+    for high, place in np.frombuffer(data, np.int8, 2 * data[4], at).reshape(-1, 2).astype(int):
+        values[place // 64 % 4, place % 64] += 16 * high
+    return values
 
 
 def read_bytes(data):
     """Read a DCT image by docs/format.md alone: sampling, tables, and quantized values as `quantize` has them."""
     assert data[:4] == b"\x89DCT"
-    sampling = ("grey", "420", "444")[data[4]]
+    sampling = ("grey", "420", "444", "422")[data[4]]
     height, width = np.frombuffer(data, "<u2", 2, 8).tolist()
     tables = np.frombuffer(data, np.uint8, 128, 12).reshape(2, 64)
-    step = max(1, -((96 * int(tables[:, 1:].min()) - 1023) // (31 * int(tables[:, 1:].min()))))
-    half = 16 if sampling == "420" else 8
-    grids = [(height // 8, width // 8)] + [(height // half, width // half)] * (sampling != "grey") * 2
-    blocks = sum(rows * columns for rows, columns in grids)
-    large = int.from_bytes(data[140:144], "little")
-    high = np.frombuffer(data, np.int8, blocks, 144).astype(int)
-    low = np.frombuffer(data, np.int8, blocks, 144 + blocks).astype(int)
-    counts = data[144 + 2 * blocks : 144 + 3 * blocks]
-    at = 144 + 3 * blocks
-    values = np.zeros((blocks, 64), int)
-    for block, count in enumerate(counts):
-        place = 0
-        for token in data[at : at + count]:
-            run, value = token >> 4, token & 15
-            if value < 15:
-                place += run + 1
-                values[block, place] += value - 7
-            else:
-                values[block, place] += 15 * (run - 8 if run < 8 else run - 7)
-        at += count
-    size = np.abs(values)
-    values = np.sign(values) * np.where(size > 96, 96 + step * (size - 96), size)
-    values[:, 0] = 128 * high + low
-    for entry in range(at, at + 6 * large, 6):
-        place = int.from_bytes(data[entry : entry + 4], "little")
-        values[place // 64, place % 64] = int.from_bytes(data[entry + 4 : entry + 6], "little", signed=True)
-    assert len(data) == at + 6 * large
-    natural = np.zeros_like(values)
-    natural[:, ZIGZAG] = values
-    ends = np.cumsum([rows * columns for rows, columns in grids])[:-1]
-    parts = np.split(natural, ends)
-    return sampling, tables, [part.reshape(*grid, 8, 8) for part, grid in zip(parts, grids, strict=True)]
+    tall, wide = 16 if sampling == "420" else 8, 16 if sampling in ("420", "422") else 8
+    grids = [(-(-height // 8), -(-width // 8))] + [(-(-height // tall), -(-width // wide))] * (sampling != "grey") * 2
+    groups = [rows * -(-columns // 4) for rows, columns in grids]
+    lengths = iter(np.frombuffer(data, "<u2", sum(groups), 140).tolist())
+    at, parts = 140 + 2 * sum(groups), []
+    for (rows, columns), count in zip(grids, groups, strict=True):
+        blocks = []
+        for _ in range(count):
+            end = at + next(lengths)
+            blocks.append(_read_group(data[at:end]))
+            at = end
+        parts.append(np.reshape(blocks, (rows, -1, 8, 8))[:, :columns])
+    assert len(data) == at
+    return sampling, tables, parts

@@ -544,7 +544,7 @@ class Reference:
             pixels = np.frombuffer(features["image/tensor"][0], np.uint8).reshape(cache["shape"]).astype(float)
         else:
             data = features["image/encoded"][0]
-            pixels, jpeg = decoded(data), data if data.startswith((b"\xff\xd8", b"\x89DCT")) else None
+            pixels, jpeg = decoded(data), data if data.startswith(b"\xff\xd8") else None
         if cache:
             seed ^= int.from_bytes(hashlib.blake2b(cache["fingerprint"].encode(), digest_size=8).digest(), "little")
         here = version.live if options.ops is None else options.ops

@@ -93,7 +93,7 @@ def resized(image, size):
 
 
 def decoded(data, halved=False):
-    """The pixels of a file; of a JPEG, or of a DCT image, also at half its size."""
+    """The pixels of a file; of a JPEG also at half its size."""
     if data.startswith(b"\x89DCT"):
         data = to_jpeg(data)
     image = Image.open(io.BytesIO(data))

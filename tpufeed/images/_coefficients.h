@@ -1,37 +1,67 @@
 /* Coefficients of an image in bytes that are read faster than Huffman codes: docs/format.md, "DCT images".
  *
  * Part of `_restart.c`, which reads and writes JPEGs. `pack` makes such bytes of a JPEG, `to_jpeg` makes a JPEG of them,
- * and `unpack` lays them out as `Coefficients` in coefficients.py says. Neither loses anything but the last, whose AC
- * values are int8.
+ * and `decode` makes the pixels of a window. None of them loses anything. `unpack` lays coefficients out as `Coefficients`
+ * in coefficients.py says, AC values as int8. `_blocks.h` has what works on vectors.
  *
- * The bytes may be anything. `open_packed` checks all lengths, so that each token is there, and no place in a block is
- * taken beyond 63, whatever the tokens say.
+ * The bytes may be anything. `open_packed` checks that the lengths of all groups add up to the bytes that are there. A
+ * group is read with BEYOND bytes behind it, from a copy at the end of the image, before its own length is checked.
  */
-enum { HEAD = 140, FIXED = HEAD + 4, LARGE = 6 /* bytes */, EXACT = 96, GREY = 0, HALVED = 1 /* 4:2:0 */, FULL = 2 };
+enum { HEAD = 140, EXACT = 96, GREY = 0, HALVED = 1 /* 4:2:0 */, FULL = 2, WIDE = 3 /* 4:2:2 */ };
+enum { GROUP = 4 /* blocks */, GROUP_HEAD = 9, MOST_NIBBLES = GROUP * 64, MOST_LARGE = GROUP * 63, BEYOND = 64 };
+enum { MOST_GROUP = GROUP_HEAD + GROUP * 8 + 2 * MOST_LARGE + MOST_NIBBLES / 2 };
 static const uint8_t MAGIC[4] = {0x89, 'D', 'C', 'T'};
 static const uint8_t NATURAL[64] = { /* the row-major place of each zigzag place, figure A.6 */
     0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 };
+/* By bits of masks, quadrants of low and high frequencies have rows and columns in the order in which vectors join them. */
+static const uint8_t LOW[4] = {0, 2, 1, 3}, HIGH[4] = {4, 6, 7, 5};
 static const char NOT_PACKED[] = "not coefficients";
 static const char OTHER_HEAD[] = "another size, sampling or tables than the cache's";
-static const char BROKEN_TOKENS[] = "broken tokens";
+static const char BROKEN_GROUP[] = "a broken group of blocks";
 static const char WRONG_SIZE[] = "sides that are no multiple of the MCU's";
-static const char WRONG_SAMPLING[] = "neither 4:2:0, 4:4:4 nor grey";
+static const char WRONG_SAMPLING[] = "neither 4:2:0, 4:2:2, 4:4:4 nor grey";
 static const char WRONG_TABLES[] = "quantization tables that are missing or of 16 bits";
 static const char WRONG_ROOM[] = "an array of another size";
+static const char WRONG_WINDOW[] = "a window beyond the image";
 
 typedef struct {
     int sampling, height, width, components, step;
-    size_t wide[3], high[3], blocks; /* blocks of each component, and of all */
-    const uint8_t *tables;
-    const int8_t *high_parts, *low_parts;
-    const uint8_t *counts, *large, *tokens;
-    uint32_t larges;
+    size_t wide[3], high[3], blocks; /* blocks of each component, those that only fill an MCU left out, and of all */
+    const uint8_t *tables, *end;
+    const uint8_t *lengths[3], *groups[3]; /* of each component */
 } Packed;
 
+static uint8_t BITS[256], SPREAD[256][8]; /* how many bits a mask has, and which of the next values each bit takes */
+static uint8_t MASKED[64];                /* the bit of each zigzag place */
+static uint8_t PIXELS[3][3][16];          /* which of 8 even and then 8 odd values of a colour RGB bytes of 16 pixels have */
+
+static void fill_orders(void) {
+    for (int mask = 0; mask < 256; mask++) {
+        BITS[mask] = 0;
+        for (int i = 0; i < 8; i++) SPREAD[mask][i] = mask >> i & 1 ? BITS[mask]++ : 0x80;
+    }
+    for (int i = 0; i < 64; i++) {
+        int row = (i & 32 ? HIGH : LOW)[i >> 2 & 3], column = (i & 16 ? HIGH : LOW)[i & 3];
+        for (int k = 0; k < 64; k++)
+            if (NATURAL[k] == 8 * row + column) MASKED[k] = (uint8_t)i;
+    }
+    for (int colour = 0; colour < 3; colour++)
+        for (int i = 0; i < 48; i++)
+            PIXELS[colour][i / 16][i % 16] = (uint8_t)(i % 3 != colour ? 0x80 : i / 3 % 2 * 8 + i / 6);
+}
+
 static inline uint32_t read16_little(const uint8_t *at) { return at[0] | (uint32_t)at[1] << 8; }
-static inline uint32_t read32_little(const uint8_t *at) { return read16_little(at) | read16_little(at + 2) << 16; }
+
+/* Return the bytes of some groups that follow each other. */
+static inline size_t sum_lengths(const uint8_t *lengths, size_t groups) {
+    size_t sum = 0;
+    for (size_t i = 0; i < groups; i++) sum += read16_little(lengths + 2 * i);
+    return sum;
+}
+
+static inline size_t groups_in(size_t blocks) { return (blocks + GROUP - 1) / GROUP; }
 
 /* Return in what steps int8 has values beyond EXACT: the smallest with which all of 8-bit samples fit. */
 static int step_of(const uint8_t *tables) {
@@ -49,11 +79,9 @@ static inline int32_t code_of_value(int32_t value, int step) {
     return value < 0 ? -size : size;
 }
 
-static inline int32_t value_of_code(int32_t code, int step) {
-    int32_t size = code < 0 ? -code : code;
-    if (size > EXACT) size = EXACT + (size - EXACT) * step;
-    return code < 0 ? -size : size;
-}
+/* Return by how many bits chroma has fewer columns, or rows, than luma. */
+static inline int across(int sampling) { return sampling == HALVED || sampling == WIDE; }
+static inline int down(int sampling) { return sampling == HALVED; }
 
 /* Fill in all that follows from size and sampling. */
 static void lay_out(Packed *packed, int sampling, int height, int width) {
@@ -63,9 +91,9 @@ static void lay_out(Packed *packed, int sampling, int height, int width) {
     packed->components = sampling == GREY ? 1 : 3;
     packed->blocks = 0;
     for (int c = 0; c < packed->components; c++) {
-        int side = c && sampling == HALVED ? 16 : 8;
-        packed->high[c] = (size_t)(height / side);
-        packed->wide[c] = (size_t)(width / side);
+        int tall = c ? 8 << down(sampling) : 8, wide = c ? 8 << across(sampling) : 8;
+        packed->high[c] = (size_t)((height + tall - 1) / tall);
+        packed->wide[c] = (size_t)((width + wide - 1) / wide);
         packed->blocks += packed->high[c] * packed->wide[c];
     }
 }
@@ -73,74 +101,84 @@ static void lay_out(Packed *packed, int sampling, int height, int width) {
 /* Find all parts, and check that all are there. */
 static Reason open_packed(Packed *packed, const uint8_t *data, size_t size) {
     if (size < 4 || memcmp(data, MAGIC, 4)) return NOT_PACKED;
-    if (size < FIXED) return TRUNCATED;
-    int height = (int)read16_little(data + 8), width = (int)read16_little(data + 10), side = data[4] == HALVED ? 16 : 8;
-    if (data[4] > FULL || !height || !width || height % side || width % side) return BROKEN_HEADER;
-    if (memchr(data + 12, 0, 128)) return BROKEN_HEADER;
+    if (size < HEAD) return TRUNCATED;
+    int height = (int)read16_little(data + 8), width = (int)read16_little(data + 10);
+    if (data[4] > WIDE || !height || !width || memchr(data + 12, 0, 128)) return BROKEN_HEADER;
     lay_out(packed, data[4], height, width);
     packed->tables = data + 12;
     packed->step = step_of(packed->tables);
-    packed->larges = read32_little(data + HEAD);
-    uint64_t fixed = FIXED + 3 * (uint64_t)packed->blocks, rest = LARGE * (uint64_t)packed->larges;
-    if (size < fixed) return TRUNCATED;
-    packed->high_parts = (const int8_t *)data + FIXED;
-    packed->low_parts = packed->high_parts + packed->blocks;
-    packed->counts = data + FIXED + 2 * packed->blocks;
-    packed->tokens = packed->counts + packed->blocks;
-    for (size_t block = 0; block < packed->blocks; block++) rest += packed->counts[block];
-    packed->large = data + size - LARGE * (size_t)packed->larges; /* it is read only if all lengths are right */
-    return size - fixed < rest ? TRUNCATED : size - fixed > rest ? BROKEN_TOKENS : NULL;
-}
-
-/* What a token says: by how many places to go on in the lower 8 bits, and above them what to add to the value there. */
-static void fill_tokens(int16_t *meanings) {
-    for (int token = 0; token < 256; token++) {
-        int run = token >> 4, value = token & 15;
-        meanings[token] = (int16_t)(value < 15 ? (value - 7) * 256 + run + 1 : 15 * (run < 8 ? run - 8 : run - 7) * 256);
+    packed->end = data + size;
+    size_t left = size - HEAD, groups[3];
+    const uint8_t *at = data + HEAD;
+    for (int c = 0; c < packed->components; c++) {
+        groups[c] = packed->high[c] * groups_in(packed->wide[c]);
+        if (left / 2 < groups[c]) return TRUNCATED;
+        packed->lengths[c] = at;
+        at += 2 * groups[c];
+        left -= 2 * groups[c];
     }
+    for (int c = 0; c < packed->components; c++) {
+        size_t bytes = sum_lengths(packed->lengths[c], groups[c]);
+        if (bytes > left) return TRUNCATED;
+        packed->groups[c] = at;
+        at += bytes;
+        left -= bytes;
+    }
+    return left ? BROKEN_GROUP : NULL;
 }
 
-/* ---- unpack ---------------------------------------------------------------------------------------------------- */
+/* A place in a component: the group there, and where its length is. */
+typedef struct {
+    const uint8_t *length, *group, *end; /* of the image */
+    uint8_t copy[MOST_GROUP + BEYOND];
+} Cursor;
+
+static inline void move_on(Cursor *cursor, size_t groups) {
+    cursor->group += sum_lengths(cursor->length, groups);
+    cursor->length += 2 * groups;
+}
+
+static inline void start_at(Cursor *cursor, const Packed *packed, int component, size_t row) {
+    cursor->length = packed->lengths[component];
+    cursor->group = packed->groups[component];
+    cursor->end = packed->end;
+    move_on(cursor, row * groups_in(packed->wide[component]));
+}
+
+/* Return the next group, behind which BEYOND bytes may be read, or NULL if it is too long. */
+static inline const uint8_t *next_group(Cursor *cursor, size_t *length) {
+    const uint8_t *group = cursor->group;
+    *length = read16_little(cursor->length);
+    if (*length > MOST_GROUP) return NULL;
+    cursor->length += 2;
+    cursor->group += *length;
+    if ((size_t)(cursor->end - cursor->group) >= BEYOND) return group;
+    memcpy(cursor->copy, group, *length);
+    memset(cursor->copy + *length, 0, BEYOND);
+    return cursor->copy;
+}
 
 static size_t unpacked_size(const Packed *packed) {
     size_t rows = 8 * (size_t)packed->width; /* a multiple of 8 rows */
     return (65 * packed->blocks + rows - 1) / rows * rows;
 }
 
-/* Write all of `unpacked_size` bytes. */
-static Reason unpack(const Packed *packed, uint8_t *out) {
-    size_t stride = (size_t)packed->width, places[64], planes[3] = {0}, block = 0;
-    int16_t meanings[256];
-    uint32_t beyond = 0;
-    const uint8_t *token = packed->tokens;
-    fill_tokens(meanings);
-    for (int k = 0; k < 64; k++) places[k] = NATURAL[k] / 8 * stride + NATURAL[k] % 8;
-    planes[1] = stride * (size_t)packed->height;
-    planes[2] = planes[1] + (packed->sampling == HALVED ? stride / 2 : planes[1]);
-    for (int c = 0; c < packed->components; c++) {
-        for (size_t row = 0; row < packed->high[c]; row++) {
-            uint8_t *at = out + planes[c] + row * 8 * stride;
-            for (size_t line = 0; line < 8; line++) memset(at + line * stride, 0, 8 * packed->wide[c]); /* stays in L1 */
-            for (size_t column = 0; column < packed->wide[c]; column++, block++, at += 8) {
-                uint32_t k = 0;
-                at[0] = (uint8_t)packed->low_parts[block];
-                for (const uint8_t *end = token + packed->counts[block]; token < end; token++) {
-                    int16_t meaning = meanings[*token];
-                    k += (uint32_t)(meaning & 255);
-                    at[places[k & 63]] += (uint8_t)(meaning >> 8);
-                }
-                beyond |= k;
-            }
-        }
-    }
-    memcpy(out + 64 * packed->blocks, packed->high_parts, packed->blocks);
-    memset(out + 65 * packed->blocks, 0, unpacked_size(packed) - 65 * packed->blocks);
-    return beyond > 63 ? BROKEN_TOKENS : NULL;
+typedef struct {
+    int top, left, bottom, right; /* left is even if chroma has fewer columns */
+    bool repeat;                  /* colour samples, instead of interpolating between them */
+} Part;
+
+static Reason check_part(const Packed *packed, const Part *part, size_t room) {
+    if (part->top < 0 || part->left < 0 || part->bottom > packed->height || part->right > packed->width) return WRONG_WINDOW;
+    if (part->top >= part->bottom || part->left >= part->right || part->left & across(packed->sampling)) return WRONG_WINDOW;
+    return room == 3 * (size_t)(part->bottom - part->top) * (size_t)(part->right - part->left) ? NULL : WRONG_ROOM;
 }
+
+#include "_blocks.h"
 
 /* ---- pack ------------------------------------------------------------------------------------------------------ */
 
-/* Return a bit for each AC value that is not 0, that of index k at k: a branch for each value took most of the time. */
+/* Return a bit for each value that is not 0, that of index k at k: a branch for each value took most of the time. */
 static inline uint64_t nonzero(const int16_t *values) {
     uint64_t set = 0;
     for (int k = 0; k < 64; k += 4) {
@@ -149,43 +187,10 @@ static inline uint64_t nonzero(const int16_t *values) {
         four = (((four & low) + low) | four) & ~low; /* the top bit of each that is not 0 */
         set |= (four >> 15) * 0x0001000200040008 >> 48 << k; /* brings them together */
     }
-    return set & ~(uint64_t)1;
+    return set;
 }
 
-static inline int lowest(uint64_t set) {
-#if defined(__GNUC__)
-    return __builtin_ctzll(set);
-#else
-    int k = 0;
-    while (!(set >> k & 1)) k++;
-    return k;
-#endif
-}
-
-/* Write the tokens of a block, 130 at most, and return how many; append the values that they do not hold exactly. */
-static int put_tokens(uint8_t *token, uint8_t **large, size_t place, const int16_t *values, int step) {
-    uint8_t *start = token;
-    int last = 0;
-    for (uint64_t set = nonzero(values); set; set &= set - 1) {
-        int k = lowest(set), run = k - last - 1;
-        for (; run > 15; run -= 16) *token++ = 15 << 4 | 7;
-        if (values[k] >= -7 && values[k] <= 7) { /* nearly all: without a branch by the sign */
-            *token++ = (uint8_t)(run << 4 | (values[k] + 7));
-            last = k;
-            continue;
-        }
-        int32_t code = code_of_value(values[k], step), fifteens = (code + (code < 0 ? -7 : 7)) / 15;
-        *token++ = (uint8_t)(run << 4 | (code - 15 * fifteens + 7));
-        if (fifteens) *token++ = (uint8_t)((fifteens < 0 ? fifteens + 8 : fifteens + 7) << 4 | 15);
-        if (value_of_code(code, step) != values[k]) {
-            for (int i = 0; i < 4; i++) *(*large)++ = (uint8_t)((place + (size_t)k) >> 8 * i);
-            *(*large)++ = (uint8_t)values[k];
-            *(*large)++ = (uint8_t)((uint16_t)values[k] >> 8);
-        }
-        last = k;
-    }
-    return (int)(token - start);
-}
+static inline int lowest(uint64_t set) { return __builtin_ctzll(set); }
 
 /* Read the tables into row-major order, and which one each component has. The file was read before: lengths are good. */
 static Reason read_quantization(const Jpeg *jpeg, size_t end, uint8_t tables[128]) {
@@ -220,78 +225,104 @@ static Reason read_quantization(const Jpeg *jpeg, size_t end, uint8_t tables[128
     return NULL;
 }
 
+/* Write a group of blocks in zigzag order, MOST_GROUP bytes at most. Return its end, or NULL if a value is out of range. */
+static uint8_t *put_group(uint8_t *group, const int16_t *blocks, size_t count) {
+    uint8_t low[MOST_NIBBLES], masks[GROUP * 8] = {0}, large[2 * MOST_LARGE], *at = group + GROUP_HEAD;
+    size_t larges = 0, nibbles = 0;
+    memset(group, 0, GROUP_HEAD);
+    for (size_t block = 0; block < count; block++, blocks += 64) {
+        for (uint64_t set = nonzero(blocks); set; set &= set - 1) {
+            int k = lowest(set);
+            int32_t value = blocks[k];
+            if (value < -1024 || value > 1023 || (k && value == -1024)) return NULL;
+            int32_t nibble = ((value + 8) & 15) - 8, high = (value - nibble) / 16;
+            size_t place = 64 * block + MASKED[k];
+            low[place] = (uint8_t)(nibble & 15);
+            if (nibble) masks[place / 8] |= (uint8_t)(1 << place % 8);
+            if (!k) group[block] = (uint8_t)high;
+            else if (high) {
+                large[2 * larges] = (uint8_t)high;
+                large[2 * larges++ + 1] = (uint8_t)(64 * block + NATURAL[k]);
+            }
+        }
+    }
+    for (size_t i = 0; i < sizeof masks; i++) {
+        if (!masks[i]) continue;
+        group[5 + i / 8] |= (uint8_t)(1 << i % 8);
+        *at++ = masks[i];
+    }
+    group[4] = (uint8_t)larges;
+    memcpy(at, large, 2 * larges);
+    at += 2 * larges;
+    for (size_t place = 0; place < MOST_NIBBLES; place++) {
+        if (!(masks[place / 8] >> place % 8 & 1)) continue;
+        if (nibbles++ & 1) at[-1] |= (uint8_t)(low[place] << 4);
+        else *at++ = low[place];
+    }
+    return at;
+}
+
+static int sampling_of(const Jpeg *jpeg) {
+    const Component *part = jpeg->component;
+    if (jpeg->components == 1) return GREY;
+    if (jpeg->components != 3 || part[1].h != 1 || part[1].v != 1 || part[2].h != 1 || part[2].v != 1) return -1;
+    if (part[0].h == 2) return part[0].v == 2 ? HALVED : part[0].v == 1 ? WIDE : -1;
+    return part[0].h == 1 && part[0].v == 1 ? FULL : -1;
+}
+
 static Reason pack(Jpeg *jpeg, uint64_t most_pixels, Writer *writer) {
-    size_t at = 2, place = 0;
-    uint8_t head[FIXED] = {0};
+    size_t at = 2, groups = 0;
+    uint8_t head[HEAD] = {0};
     Packed packed = {0};
     Reason reason = read_scans(jpeg, most_pixels, &at);
     if (!reason) reason = read_quantization(jpeg, at - 2, head + 12);
     if (reason) return reason;
-    const Component *part = jpeg->component;
-    int sampling = jpeg->components == 1 ? GREY : part[0].h == 2 && part[0].v == 2 ? HALVED : FULL;
-    if (jpeg->components != 1 && jpeg->components != 3) return WRONG_SAMPLING;
-    for (int c = 0; c < jpeg->components; c++)
-        if (part[c].h != (!c && sampling == HALVED ? 2 : 1) || part[c].v != part[c].h) return WRONG_SAMPLING;
-    if (jpeg->height % jpeg->mcu_height || jpeg->width % jpeg->mcu_width) return WRONG_SIZE;
+    int sampling = sampling_of(jpeg);
+    if (sampling < 0) return WRONG_SAMPLING;
     lay_out(&packed, sampling, jpeg->height, jpeg->width);
-    int step = step_of(head + 12);
-    writer->start = malloc(FIXED + (3 + 130 + 63 * LARGE) * packed.blocks); /* what is not written to takes no memory */
-    uint8_t *first = malloc(63 * LARGE * packed.blocks), *large = first;
-    if (!writer->start || !first) reason = NO_MEMORY;
-    uint8_t *high = writer->start + FIXED, *low = high + packed.blocks, *count = low + packed.blocks;
-    uint8_t *token = count + packed.blocks;
-    for (int c = 0; c < jpeg->components && !reason; c++) {
-        for (size_t block = 0; block < packed.high[c] * packed.wide[c]; block++, place += 64) {
-            const int16_t *values = part[c].blocks + 64 * block;
-            int32_t high_part = (values[0] + 64 + 32768) / 128 - 256; /* rounded down */
-            if (high_part < -128 || high_part > 127) reason = OUT_OF_RANGE;
-            *high++ = (uint8_t)high_part;
-            *low++ = (uint8_t)(values[0] - 128 * high_part);
-            *count = (uint8_t)put_tokens(token, &large, place, values, step);
-            token += *count++;
+    memcpy(head, MAGIC, 4);
+    head[4] = (uint8_t)sampling;
+    for (int i = 0; i < 2; i++) {
+        head[8 + i] = (uint8_t)(packed.height >> 8 * i);
+        head[10 + i] = (uint8_t)(packed.width >> 8 * i);
+    }
+    for (int c = 0; c < packed.components; c++) groups += packed.high[c] * groups_in(packed.wide[c]);
+    writer->start = malloc(HEAD + (2 + MOST_GROUP) * groups); /* what is not written to takes no memory */
+    if (!writer->start) return NO_MEMORY;
+    memcpy(writer->start, head, HEAD);
+    uint8_t *length = writer->start + HEAD, *group = length + 2 * groups;
+    for (int c = 0; c < packed.components; c++) {
+        const Component *component = &jpeg->component[c];
+        for (size_t row = 0; row < packed.high[c]; row++) {
+            for (size_t column = 0; column < packed.wide[c]; column += GROUP) {
+                size_t left = packed.wide[c] - column;
+                const int16_t *blocks = component->blocks + 64 * (row * (size_t)component->stride + column);
+                uint8_t *end = put_group(group, blocks, left < GROUP ? left : GROUP);
+                if (!end) return OUT_OF_RANGE;
+                for (int i = 0; i < 2; i++) *length++ = (uint8_t)((size_t)(end - group) >> 8 * i);
+                group = end;
+            }
         }
     }
-    if (!reason) {
-        size_t larges = (size_t)(large - first) / LARGE;
-        memcpy(head, MAGIC, 4);
-        head[4] = (uint8_t)sampling;
-        for (int i = 0; i < 2; i++) {
-            head[8 + i] = (uint8_t)(packed.height >> 8 * i);
-            head[10 + i] = (uint8_t)(packed.width >> 8 * i);
-        }
-        for (int i = 0; i < 4; i++) head[HEAD + i] = (uint8_t)(larges >> 8 * i);
-        memcpy(writer->start, head, FIXED);
-        memcpy(token, first, LARGE * larges);
-        writer->at = writer->end = token + LARGE * larges;
-    }
-    free(first);
-    return reason;
+    writer->at = writer->end = group;
+    return NULL;
 }
 
 /* ---- to_jpeg --------------------------------------------------------------------------------------------------- */
 
-/* Fill the blocks of a JPEG, in zigzag order. */
-static Reason read_values(const Packed *packed, int16_t *values) {
-    const uint8_t *token = packed->tokens;
-    int16_t meanings[256];
-    fill_tokens(meanings);
-    for (size_t block = 0; block < packed->blocks; block++, values += 64) {
-        uint8_t codes[64] = {0};
-        uint32_t k = 0;
-        for (const uint8_t *end = token + packed->counts[block]; token < end; token++) {
-            k += (uint32_t)(meanings[*token] & 255);
-            codes[k & 63] += (uint8_t)(meanings[*token] >> 8);
+/* Fill the blocks of a component of a JPEG, in zigzag order. */
+static Reason read_values(const Packed *packed, int c, Component *component) {
+    Cursor cursor;
+    start_at(&cursor, packed, c, 0);
+    for (size_t row = 0; row < packed->high[c]; row++) {
+        for (size_t column = 0; column < packed->wide[c]; column += GROUP) {
+            int16_t values[MOST_NIBBLES];
+            if (!read_group_base(&cursor, values)) return BROKEN_GROUP;
+            for (size_t block = 0; block < GROUP && column + block < packed->wide[c]; block++) {
+                int16_t *zigzag = component->blocks + 64 * (row * (size_t)component->stride + column + block);
+                for (int k = 0; k < 64; k++) zigzag[k] = values[64 * block + paired(NATURAL[k])];
+            }
         }
-        if (k > 63) return BROKEN_TOKENS;
-        for (int i = 1; i < 64; i++) values[i] = (int16_t)value_of_code((int8_t)codes[i], packed->step);
-        values[0] = (int16_t)(128 * packed->high_parts[block] + packed->low_parts[block]);
-    }
-    values -= 64 * packed->blocks;
-    for (uint32_t i = 0; i < packed->larges; i++) {
-        const uint8_t *large = packed->large + LARGE * (size_t)i;
-        uint32_t place = read32_little(large);
-        if (place >= 64 * packed->blocks || !(place & 63)) return BROKEN_TOKENS;
-        values[place] = (int16_t)read16_little(large + 4);
     }
     return NULL;
 }
@@ -331,24 +362,27 @@ static Reason to_jpeg(Jpeg *jpeg, Writer *writer) {
     Packed packed;
     Reason reason = open_packed(&packed, jpeg->data, jpeg->size);
     if (reason) return reason;
-    int16_t *values = malloc(packed.blocks * 64 * sizeof *values);
-    if (!values) return NO_MEMORY;
-    reason = read_values(&packed, values);
-    int16_t *blocks = values;
+    size_t blocks = 0;
+    int tall = 8 << down(packed.sampling), wide = 8 << across(packed.sampling);
     jpeg->height = packed.height;
     jpeg->width = packed.width;
     jpeg->components = packed.components;
-    for (int c = 0; c < packed.components; c++) {
+    jpeg->columns = (uint32_t)((packed.width + wide - 1) / wide);
+    jpeg->rows = (uint32_t)((packed.height + tall - 1) / tall);
+    for (int c = 0; c < packed.components && !reason; c++) {
         Component *part = &jpeg->component[c];
         part->id = c + 1;
-        part->h = part->v = packed.sampling == HALVED && !c ? 2 : 1;
-        part->stride = (int)packed.wide[c];
-        part->blocks = blocks;
-        blocks += 64 * packed.high[c] * packed.wide[c];
-        if (!c) jpeg->columns = (uint32_t)(packed.wide[0] / (size_t)part->h), jpeg->rows = (uint32_t)(packed.high[0] / (size_t)part->v);
+        part->h = c ? 1 : 1 << across(packed.sampling);
+        part->v = c ? 1 : 1 << down(packed.sampling);
+        part->stride = (int)jpeg->columns * part->h;
+        size_t each = (size_t)part->stride * jpeg->rows * (size_t)part->v;
+        blocks += each;
+        part->blocks = calloc(each, 64 * sizeof(int16_t));
+        reason = part->blocks ? read_values(&packed, c, part) : NO_MEMORY;
     }
+    if (reason) return reason;
     Codes(*codes)[2] = calloc(2, sizeof *codes); /* DC's and AC's; of luma, and of chroma */
-    size_t room = 1024 + 288 * packed.blocks;    /* a block takes 15 bits and 63 times 18, and a stuffed byte for each byte */
+    size_t room = 1024 + 288 * blocks;           /* a block takes 15 bits and 63 times 18, and a stuffed byte for each byte */
     writer->start = writer->at = malloc(room);
     writer->end = writer->start + room;
     if (!codes || !writer->start) reason = NO_MEMORY;
@@ -361,7 +395,5 @@ static Reason to_jpeg(Jpeg *jpeg, Writer *writer) {
         put_marker(writer, EOI);
     }
     free(codes);
-    for (int c = 0; c < packed.components; c++) jpeg->component[c].blocks = NULL;
-    free(values);
     return reason;
 }

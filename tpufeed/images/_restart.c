@@ -1099,25 +1099,47 @@ static PyObject *py_to_jpeg(PyObject *module, PyObject *args) {
     return rewrite_view(&view, TO_JPEG, 0);
 }
 
+/* Release the buffers. Return None, or raise ValueError with the reason. */
+static PyObject *finish(Reason reason, Py_buffer *buffers, int count) {
+    for (int i = 0; i < count; i++) PyBuffer_Release(&buffers[i]);
+    if (!reason) Py_RETURN_NONE;
+    if (reason == NO_MEMORY) return PyErr_NoMemory();
+    PyErr_SetString(PyExc_ValueError, reason);
+    return NULL;
+}
+
 /* Unpack without the GIL into the array of a batch, if the head is the cache's. */
 static PyObject *py_unpack(PyObject *module, PyObject *args) {
     (void)module;
-    Py_buffer data, head, out;
-    if (!PyArg_ParseTuple(args, "y*y*w*:unpack", &data, &head, &out)) return NULL;
+    Py_buffer buffers[3], *data = &buffers[0], *head = &buffers[1], *out = &buffers[2];
+    if (!PyArg_ParseTuple(args, "y*y*w*:unpack", data, head, out)) return NULL;
     Packed packed;
     Reason reason;
     Py_BEGIN_ALLOW_THREADS
-    reason = open_packed(&packed, data.buf, (size_t)data.len);
-    if (!reason && (head.len != HEAD || memcmp(data.buf, head.buf, HEAD))) reason = OTHER_HEAD;
-    if (!reason && (size_t)out.len != unpacked_size(&packed)) reason = WRONG_ROOM;
-    if (!reason) reason = unpack(&packed, out.buf);
+    reason = open_packed(&packed, data->buf, (size_t)data->len);
+    if (!reason && (head->len != HEAD || memcmp(data->buf, head->buf, HEAD))) reason = OTHER_HEAD;
+    if (!reason && (size_t)out->len != unpacked_size(&packed)) reason = WRONG_ROOM;
+    if (!reason) reason = CALL(unpack, &packed, out->buf);
     Py_END_ALLOW_THREADS
-    PyBuffer_Release(&data);
-    PyBuffer_Release(&head);
-    PyBuffer_Release(&out);
-    if (!reason) Py_RETURN_NONE;
-    PyErr_SetString(PyExc_ValueError, reason);
-    return NULL;
+    return finish(reason, buffers, 3);
+}
+
+/* Decode a part of an image without the GIL. */
+static PyObject *py_decode(PyObject *module, PyObject *args) {
+    (void)module;
+    Py_buffer buffers[2], *data = &buffers[0], *out = &buffers[1];
+    Part part;
+    int repeat;
+    if (!PyArg_ParseTuple(args, "y*w*(iiii)p:decode", data, out, &part.top, &part.left, &part.bottom, &part.right, &repeat)) return NULL;
+    part.repeat = repeat;
+    Packed packed;
+    Reason reason;
+    Py_BEGIN_ALLOW_THREADS
+    reason = open_packed(&packed, data->buf, (size_t)data->len);
+    if (!reason) reason = check_part(&packed, &part, (size_t)out->len);
+    if (!reason) reason = CALL(decode, &packed, &part, out->buf);
+    Py_END_ALLOW_THREADS
+    return finish(reason, buffers, 2);
 }
 
 static PyMethodDef methods[] = {
@@ -1125,11 +1147,15 @@ static PyMethodDef methods[] = {
     {"to_baseline", py_to_baseline, METH_VARARGS, "to_baseline(data, most_pixels) -> bytes"},
     {"pack", py_pack, METH_VARARGS, "pack(jpeg, most_pixels) -> bytes"},
     {"unpack", py_unpack, METH_VARARGS, "unpack(data, head, out)"},
+    {"decode", py_decode, METH_VARARGS, "decode(data, out, (top, left, bottom, right), repeat)"},
     {"to_jpeg", py_to_jpeg, METH_VARARGS, "to_jpeg(data) -> bytes"},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_restart", NULL, 0, methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__restart(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit__restart(void) {
+    fill_orders();
+    return PyModuleDef_Init(&definition);
+}
 #endif

@@ -1,11 +1,11 @@
-"""Quantized DCT coefficients instead of pixels: encode an image as such, and unpack them into a batch, or to a JPEG.
+"""Quantized DCT coefficients instead of pixels: encode an image as such, decode it, or unpack it into a batch.
 
 The bytes are described in docs/format.md, "DCT images". The C extension `_restart` reads and writes them.
 """
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -16,10 +16,11 @@ import numpy.typing as npt
 import simplejpeg
 
 from tpufeed.errors import ImageError
-from tpufeed.images.header import DCT_START, MAX_PIXELS
+from tpufeed.images.header import DCT_START, MAX_PIXELS, read_dct_size
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 
 if CAN_REWRITE:
+    from tpufeed.images._restart import decode as _decode
     from tpufeed.images._restart import pack, unpack
     from tpufeed.images._restart import to_jpeg as _to_jpeg
 
@@ -35,6 +36,7 @@ SIDE_PX = 16  # of an MCU of 4:2:0
 _HEAD = struct.Struct("<4sB3xHH64s64s")
 _SAMPLINGS: tuple[Sampling, ...] = ("grey", "420", "444")
 _LARGEST = 1023  # an AC value of 8-bit samples before quantization
+_MOST_PX_A_BYTE = 128  # four blocks have two bytes at least
 
 # ITU-T T.81, tables K.1 and K.2.
 _LUMA = (
@@ -154,6 +156,44 @@ def to_jpeg(data: bytes | memoryview) -> bytes:
         return _to_jpeg(data)
     except ValueError as error:
         raise _refused(error) from None
+
+
+def decode_part(
+    data: bytes | memoryview,
+    box: tuple[int, int, int, int] | None = None,
+    fast: bool = False,
+    buffer: Callable[[int], npt.NDArray[np.uint8]] | None = None,
+) -> tuple[npt.NDArray[np.uint8], tuple[int, int]]:
+    """Decode an image, or the part of it that a box needs, to the levels of libjpeg-turbo. Releases the GIL.
+
+    Args:
+        data: a DCT image.
+        box: (top, left, bottom, right). It may lie beyond the image, and the part may be a column wider.
+        fast: as in `decoding.decode`, like `buffer`.
+
+    Returns:
+        uint8 RGB pixels, and the row and column of the image at which they begin.
+
+    Raises:
+        ImageError: the bytes are damaged.
+    """
+    _check_extension()
+    try:
+        height, width = read_dct_size(data)
+    except struct.error:
+        raise ImageError("truncated", "the DCT image ends within its header") from None
+    if height * width > min(MAX_PIXELS, _MOST_PX_A_BYTE * len(data)):
+        raise ImageError("truncated", f"the DCT image has fewer bytes than {width}x{height} pixels take")
+    top, left, bottom, right = box or (0, 0, height, width)
+    top, left = min(max(top, 0), max(height - 1, 0)), min(max(left, 0), max(width - 1, 0)) // 2 * 2
+    bottom, right = max(top + 1, min(bottom, height)), max(left + 1, min(right, width))
+    shape = bottom - top, right - left, 3
+    memory = np.empty(math.prod(shape), np.uint8) if buffer is None else buffer(math.prod(shape))
+    try:
+        _decode(data, memory, (top, left, bottom, right), fast)
+    except ValueError as error:
+        raise _refused(error) from None
+    return memory.reshape(shape), (top, left)
 
 
 def unpack_into(data: memoryview, head: bytes, out: npt.NDArray[Any]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import ImageError, OpError, OptionError
-from tpufeed.images.coefficients import Coefficients, to_jpeg, unpack_into
+from tpufeed.images.coefficients import Coefficients, decode_part, unpack_into
 from tpufeed.images.decoding import Buffer, Pixels, decode, image_size, turn
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import DCT_START, JPEG_START, read_jpeg_header
@@ -230,36 +230,34 @@ def run_views(
     if len(firsts) < len(pipelines):
         pixels = turn(decode(data, 1, buffer, one.fast), orientation)
         return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
-    fast = one.fast
-    if data[:4] == DCT_START:  # and never fast: a device interpolates between its colour samples, too
-        data, fast = memoryview(to_jpeg(data)), False
     jpeg = read_jpeg_header(data) if data[:3] == JPEG_START else None
     height, width = image_size(data) if jpeg is None else (jpeg.height, jpeg.width)
     if orientation >= 5:
         height, width = width, height
     size = height, width
     windows = [first.window(height, width, drawn[0]) for first, drawn in zip(firsts, draws, strict=True)]
-    reduce = 1 if one.whole else min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
+    is_dct = data[:4] == DCT_START  # a part of it is decoded faster than all at half of the size
+    reduce = 1 if one.whole or is_dct else min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
         reduce //= 2  # a last pixel that covers less than the others must not become the first
     origin, cut = (0, 0), None
+    box = Box(
+        min(window.top for window in windows),
+        min(window.left for window in windows),
+        max(window.top + window.height for window in windows),
+        max(window.left + window.width for window in windows),
+    )
     if jpeg is not None and jpeg.interval and orientation == 1 and (segments := find_segments(data, jpeg)) is not None:
         # Interpolation looks at neighbours: the decoder's between colour samples, `resize_reduced` between pixels.
         down, across = segments.mcu if not one.fast else (reduce, reduce) if reduce > 1 else (0, 0)
-        cut = segments.cut(
-            Box(
-                min(window.top for window in windows) - down,
-                min(window.left for window in windows) - across,
-                max(window.top + window.height for window in windows) + down,
-                max(window.left + window.width for window in windows) + across,
-            )
-        )
+        cut = segments.cut(Box(box.top - down, box.left - across, box.bottom + down, box.right + across))
     if cut is not None and jpeg is not None:
         data, origin, size = memoryview(cut.data), (cut.top, cut.left), (cut.height, cut.width)
         jpeg = jpeg._replace(height=cut.height, width=cut.width)
-    pixels = decode(data, reduce, buffer, fast, jpeg)
-    if orientation > 1:
-        pixels = turn(pixels, orientation)
+    if is_dct:
+        pixels, origin = decode_part(data, box, one.fast, buffer)
+    else:
+        pixels = turn(decode(data, reduce, buffer, one.fast, jpeg), orientation)
     reduced = 1 if pixels.shape[:2] == size else reduce
     return [
         pipeline._run(pixels, window, drawn, out, reduced, origin)

@@ -111,6 +111,8 @@ def plan_decoding(
     views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
     views = views or (_own_ops(source.dataset, source.split),)
     later = [op for op in options.device_ops or () if not isinstance(op, MixingOp)]
+    # Of a cache of coefficients a device interpolates between colour samples, and so does the host.
+    is_coded = manifest.cache is not None and manifest.cache.quality is not msgspec.UNSET
     pipelines, shared = list[Pipeline](), _find_shared(views, options.share)
     for view, ops in enumerate(views):
         # The first view draws with the loader's own seed.
@@ -119,7 +121,8 @@ def plan_decoding(
         # A device gets whole images if its ops are the first ones, so the host's ops see the same pixels.
         whole = bool(later) and not ops
         keys = {own: (pipelines[0].seed, place) for own, place in shared[view].items()} if view else {}
-        pipelines.append(Pipeline([*ops, *later], draws, fast=True, upright=manifest.upright, whole=whole, shared=keys))
+        made = Pipeline([*ops, *later], draws, fast=not is_coded, upright=manifest.upright, whole=whole, shared=keys)
+        pipelines.append(made)
     sizes = [pipeline.output_size(manifest.image_size) for pipeline in pipelines]
     if options.views is not None and None in sizes:
         raise OptionError(f"{url}: {_NO_SIZE}; each view needs an op that fixes the size")
@@ -144,7 +147,6 @@ def plan_decoding(
         made=pipelines,
         drawn=pipelines,
     )
-    is_coded = manifest.cache is not None and manifest.cache.quality is not msgspec.UNSET
     later_ops = options.device_ops if options.views is None else None
     if later_ops is not None and (later_ops or is_coded) and columns.images:
         plan = _plan_device_ops(plan, manifest, Pipeline(views[0], 0), later_ops, on_device)
