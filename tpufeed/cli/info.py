@@ -132,6 +132,15 @@ def _print_classes(facts: dict[str, Any]) -> None:
         echo(f"... and {len(names) - _CLASSES_SHOWN:,} more; --json lists all")
 
 
+def _markers_line(rewritten: int, added: int, unmarked: dict[str, int], is_dct: bool) -> str:
+    refused = format_counts(unmarked) if unmarked else ""
+    if is_dct:
+        stay = f"; JPEGs stay as they are: {refused}" if refused else ""
+        return f"DCT images: made of {rewritten:,} JPEGs, {added / 1e6:+,.2f} MB{stay}"
+    none = f"; none in {refused}" if refused else ""
+    return f"restart markers: added to {rewritten:,} JPEGs, {added / 1e6:,.2f} MB{none}"
+
+
 def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield the lines below the tables, one for each topic."""
     if "selected" in facts:
@@ -149,9 +158,7 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["odd"]:
         yield f"odd cases: {format_counts(facts['odd'])}"
     if facts["markers"]:
-        rewritten, added, unmarked = facts["markers"].values()
-        refused = f"; none in {format_counts(unmarked)}" if unmarked else ""
-        yield f"restart markers: added to {rewritten:,} JPEGs, {added / 1e6:,.2f} MB{refused}"
+        yield _markers_line(*facts["markers"].values(), is_dct=facts["options"].get("encode") == "dct")
     if facts["upright"]:
         yield "orientation: loaders rotate images by EXIF"
     yield f"rejects: {format_counts(facts['rejects'])}"

@@ -63,7 +63,7 @@ def shard_command(
     seed: Annotated[int, flags.in_shards(metavar="N")] = 0,
     check: Annotated[str, flags.in_images(metavar="HOW", autocompletion=one_of("full", "header"))] = "full",
     encode: Annotated[
-        str, flags.in_images(metavar="FORMAT", autocompletion=one_of("keep", "exact", "jpeg", "png", "webp"))
+        str, flags.in_images(metavar="FORMAT", autocompletion=one_of("keep", "exact", "jpeg", "png", "webp", "dct"))
     ] = "keep",
     progressive: Annotated[str, flags.in_images(metavar="HOW", autocompletion=one_of("keep", "baseline"))] = "keep",
     quality: flags.Quality = 90,

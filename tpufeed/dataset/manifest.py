@@ -109,12 +109,12 @@ class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Markers(msgspec.Struct, frozen=True):
-    """Kept JPEGs and their restart markers.
+    """Kept JPEGs and their restart markers, or with encode="dct" those that became DCT images.
 
     Attributes:
-        rewritten: JPEGs that were given markers, without loss.
-        added_bytes: bytes that the markers take.
-        unmarked: kept JPEGs that have no markers, counted by reason.
+        rewritten: JPEGs that were given markers, or packed, without loss.
+        added_bytes: bytes that this takes.
+        unmarked: kept JPEGs without it, counted by reason.
     """
 
     rewritten: int = 0

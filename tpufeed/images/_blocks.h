@@ -256,7 +256,8 @@ INLINE bool VARIANT(read_group)(Cursor *cursor, int16_t values[MOST_NIBBLES]) {
     if (!large) return false;
     for (int block = 0; block < GROUP; block++) {
         const Bytes *row = rows[block];
-        Bytes pairs[4] = {low_bytes(row[0], row[2]), high_bytes(row[0], row[2]), low_bytes(row[1], row[3]), high_bytes(row[1], row[3])};
+        Bytes pairs[4] = {low_bytes(row[0], row[2]), high_bytes(row[0], row[2]), /* rows 0 and 4, 2 and 6 */
+                          low_bytes(row[1], row[3]), high_bytes(row[1], row[3])}; /* rows 1 and 7, 3 and 5 */
         for (int i = 0; i < 4; i++) {
             store(values + 64 * block + 16 * i, (Bytes)((Shorts)low_bytes(pairs[i], pairs[i]) >> 8));
             store(values + 64 * block + 16 * i + 8, (Bytes)((Shorts)high_bytes(pairs[i], pairs[i]) >> 8));
@@ -326,7 +327,8 @@ static Reason VARIANT(unpack)(const Packed *packed, uint8_t *out) {
 /* Write 16 pixels: their luma, and the colours of the even and of the odd ones. */
 INLINE void VARIANT(put_pixels)(Bytes luma, const Colours *even, const Colours *odd, uint8_t *out) {
     Shorts evens = (Shorts)luma & 255, odds = (Shorts)((UnsignedShorts)luma >> 8);
-    Bytes red = narrow_unsigned(evens + even->red, odds + odd->red), green = narrow_unsigned(evens + even->green, odds + odd->green);
+    Bytes red = narrow_unsigned(evens + even->red, odds + odd->red);
+    Bytes green = narrow_unsigned(evens + even->green, odds + odd->green);
     Bytes blue = narrow_unsigned(evens + even->blue, odds + odd->blue);
     for (int i = 0; i < 3; i++)
         store(out + 16 * i, VARIANT(pick)(red, load(PIXELS[0][i])) | VARIANT(pick)(green, load(PIXELS[1][i])) |
@@ -355,7 +357,8 @@ static void VARIANT(colour_row)(const Row *row, int sampling, bool repeat, uint8
 }
 
 /* Transform blocks `first` to `last` of a row, all of whose groups the cursor passes. */
-static bool VARIANT(transform_row)(Cursor *cursor, size_t wide, size_t first, size_t last, const int16_t *table, uint8_t *out, size_t stride) {
+static bool VARIANT(transform_row)(Cursor *cursor, size_t wide, size_t first, size_t last, const int16_t *table, uint8_t *out,
+                                   size_t stride) {
     size_t groups = groups_in(wide), from = first / GROUP, to = groups_in(last);
     move_on(cursor, from);
     for (size_t group = from; group < to; group++) {
@@ -378,16 +381,17 @@ static Reason VARIANT(decode)(const Packed *packed, const Part *part, uint8_t *o
     for (int i = 0; i < 128; i++) tables[i / 64][paired(i % 64)] = packed->tables[i];
     /* Samples of chroma that the part needs, and blocks of luma and chroma. */
     int width = (packed->width + wider) >> wider, height = (packed->height + taller) >> taller;
-    int left = part->left >> wider, right = (part->right + wider) >> wider, top = part->top >> taller, bottom = (part->bottom + taller) >> taller;
-    int start = left;
+    int left = part->left >> wider, right = (part->right + wider) >> wider, start = left;
+    int top = part->top >> taller, bottom = (part->bottom + taller) >> taller;
     if (wider && !repeat) left -= left > 0, right += right < width;
     if (taller && !repeat) top -= top > 0, bottom += bottom < height;
-    size_t first[2] = {(size_t)part->left / 8, (size_t)left / 8}, last[2] = {(size_t)(part->right + 7) / 8, (size_t)(right + 7) / 8};
-    size_t rows[2] = {8, (size_t)((bottom + 7) / 8 - top / 8) * 8}, stride[2], size = 0, pixels = (size_t)(part->right - part->left);
+    size_t first[2] = {(size_t)part->left / 8, (size_t)left / 8};
+    size_t last[2] = {(size_t)(part->right + 7) / 8, (size_t)(right + 7) / 8};
+    size_t rows[2] = {8, (size_t)((bottom + 7) / 8 - top / 8) * 8}, stride[2], pixels = (size_t)(part->right - part->left);
     for (int c = 0; c < 2; c++) stride[c] = 8 * (last[c] - first[c]) + 64;
     /* In one piece: a strip of luma, the chroma, weighed rows of it, and the last row of pixels. */
     size_t luma = stride[0] * rows[0], chroma = packed->components > 1 ? stride[1] * rows[1] + 64 : 0, sums = stride[1] + 64;
-    size = 64 + luma + 2 * chroma + 2 * sums * sizeof(int16_t) + 3 * pixels + 64;
+    size_t size = 64 + luma + 2 * chroma + 2 * sums * sizeof(int16_t) + 3 * pixels + 64;
     uint8_t *memory = malloc(size), *strip = memory + 64, *planes[2] = {strip + luma, strip + luma + chroma};
     if (!memory) return NO_MEMORY;
     int16_t *weighed = (int16_t *)(strip + luma + 2 * chroma);
@@ -400,7 +404,9 @@ static Reason VARIANT(decode)(const Packed *packed, const Part *part, uint8_t *o
             if (!VARIANT(transform_row)(&cursor, packed->wide[c], first[1], last[1], tables[1], planes[c - 1] + row * stride[1], stride[1]))
                 reason = BROKEN_GROUP;
     }
-    Row row = {.sums = {weighed + 16, weighed + sums + 16}, .pixels = (ptrdiff_t)pixels, .last = width - 1 - start, .first = !start};
+    Row row = {.sums = {weighed + 16, weighed + sums + 16}, .pixels = (ptrdiff_t)pixels};
+    row.first = !start;
+    row.last = width - 1 - start;
     start_at(&cursor, packed, 0, (size_t)part->top / 8);
     for (int y = part->top; y < part->bottom && !reason; y++, out += 3 * pixels) {
         if ((y == part->top || y % 8 == 0) &&

@@ -112,6 +112,8 @@ def decode_stored(
         if found is not None:
             return found
         _check_jpeg(data, header.jpeg)  # raises, as Pillow would leave grey what it cannot decode
+    if header.format == "dct":
+        return decode_part(data)[0][..., : header.channels]
     mode = "L" if header.channels == 1 else "RGB"
     if deep_bits < 16 and "deep" in header.odd and header.channels > 1 and header.format not in MODERN:
         raise ImageError("unsupported", f"a colour image of 16 bits, but deep={deep_bits} is for grey ones")

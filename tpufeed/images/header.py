@@ -588,7 +588,7 @@ def read_dct_size(data: bytes | memoryview) -> tuple[int, int]:
 
 def _read_dct(data: bytes) -> ImageHeader:
     height, width = read_dct_size(data)
-    return ImageHeader("dct", width, height, 3, False)
+    return ImageHeader("dct", width, height, 3 if data[4] else 1, False)
 
 
 _READERS: dict[Format, Callable[[bytes], ImageHeader]] = {

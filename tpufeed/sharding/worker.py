@@ -167,10 +167,12 @@ class ShardContext(TaskContext):
 
     def check(self) -> None:
         """Raise BuildError on a host that would store other bytes than the other hosts of the build."""
-        if self.options.images.restart_markers and not CAN_REWRITE:
+        images = self.options.images
+        if (images.restart_markers or images.encode == "dct") and not CAN_REWRITE:
+            gives = "makes DCT images of JPEGs" if images.encode == "dct" else "gives kept JPEGs restart markers"
             raise BuildError(
-                "tpufeed was installed here without its C extension, but this build gives kept JPEGs restart markers. "
-                "Install it from a wheel, or with a C compiler, or begin the build with encode='exact'"
+                f"tpufeed was installed here without its C extension, but this build {gives}. Install it from a wheel, "
+                "or with a C compiler, or begin the build with encode='exact'"
             )
 
     def write(self, task: Task, output: Output) -> None:
@@ -212,7 +214,7 @@ class ShardContext(TaskContext):
                 entries = encode_entries({keys[name]: value for name, value in rest.items()})
                 writer.add(image.data, ints, entries)
                 output.add(images=1, size=sum(file.bytes for file in files_of(item)), labels=set(labels))
-        if self.options.images.restart_markers:
+        if self.options.images.restart_markers or self.options.images.encode == "dct":
             output.markers = Markers(rewritten, added_bytes, dict(unmarked))
         output.digests, output.retries = bytes(digests), files.retries
 

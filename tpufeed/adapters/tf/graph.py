@@ -407,7 +407,9 @@ def _check_dataset(dataset: Dataset) -> None:
             f"{dataset.label}: direct=True reads whole shards in TensorFlow, and a view leaves records out: leave "
             "out direct=True, or make a dataset of the view with tpufeed.cache.warmup"
         )
-    if dataset.manifest.cache is not None and dataset.manifest.cache.encode == "dct":
+    manifest = dataset.manifest
+    is_cache = manifest.cache is not None and manifest.cache.encode == "dct"
+    if is_cache or any(kind.startswith("dct") for kind in manifest.images):
         raise OptionError(
             f"{dataset.label}: direct=True decodes in TensorFlow, which knows no DCT images: leave out direct=True, "
             "or warm a cache with encode='jpeg' or 'raw'"
