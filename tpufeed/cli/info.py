@@ -158,7 +158,8 @@ def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["odd"]:
         yield f"odd cases: {format_counts(facts['odd'])}"
     if facts["markers"]:
-        yield _markers_line(*facts["markers"].values(), is_dct=facts["options"].get("encode") == "dct")
+        rewritten, added, unmarked = facts["markers"].values()
+        yield _markers_line(rewritten, added, unmarked, facts["options"].get("encode") == "dct")
     if facts["upright"]:
         yield "orientation: loaders rotate images by EXIF"
     yield f"rejects: {format_counts(facts['rejects'])}"
