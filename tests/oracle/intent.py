@@ -16,7 +16,6 @@ import os
 import random
 import re
 import shlex
-import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
@@ -372,7 +371,7 @@ def settle(number, folder):
     layout = draw_layout(number, folder)
     said = []
     for turn in range(ROUNDS):
-        url = folder / f"out{turn}{'tar' * layout.url.endswith('.tar')}"
+        url = folder / f"out{turn}"
         done = invoke("shard", layout.url, url, "--workers", 1, "--max-rejects", "100%", *layout.options)
         said.append(f"shard {layout.url} {shlex.join(layout.options)}\n{done.stdout}\n{done.stderr}")
         where = f"{layout.said}\n{''.join(said)}"
@@ -385,11 +384,8 @@ def settle(number, folder):
                 assert len(block) == 3, block
                 assert all(line in foretold for line in block), (block, foretold)
             return
-        if "&& tpufeed shard " in done.stderr:  # for captions: pack them first
-            first, _, command = re.search(r"(tar .*?) && tpufeed (shard .*)", done.stderr)[0].partition(" && tpufeed ")
-            subprocess.run(shlex.split(first), check=True, cwd=folder)
-            words = shlex.split(command)
-            layout.url, layout.options = str(folder / words[1]), [*layout.options, *words[3:]]
+        if "--texts --label none" in done.stderr:  # captions
+            layout.options += ["--texts", "--label", "none"]
             continue
         options = advice(layout, done.stderr, wrong)
         assert options, f"nothing names an option for {sorted(wrong)}:\n{where}"

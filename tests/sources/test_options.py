@@ -168,7 +168,7 @@ def test_all_that_changes_bytes_stands_in_the_plan():
 def test_no_option_is_left_out_of_the_plan():
     plain = dict.fromkeys(("split_by", "split_with", "image", "group_by", "box_format", "keypoints", "label"), "xywh")
     given = plain | {"columns": {"a": "int64"}, "masks": "m", "label_separator": "|", "boxes": "b", "flip_pairs": "1:2"}
-    given |= {"class_level": 2, "rename": {"a": "b"}}
+    given |= {"class_level": 2, "rename": {"a": "b"}, "texts": True}
     given |= {"box_columns": ["c"], "boxes_outside": "clip", "names": "kaggle", "keeps_classes": True, "classes": ["x"]}
     others = ShardOptions(splits="a=1", shards=2).to_dict() | ShardOptions(outlines="instance").to_dict()
     others |= ShardOptions(image_columns={"d": "e:mask"}, shard_bytes=9).to_dict()

@@ -93,6 +93,7 @@ def shard_command(
         ),
     ] = None,
     masks: flags.Masks = None,
+    texts: Annotated[bool, flags.in_source("--texts")] = False,
     group_by: Annotated[str | None, flags.in_source(metavar="COLUMN")] = None,
     outlines: Annotated[
         str | None, flags.in_source(metavar="KIND", autocompletion=one_of("semantic", "instance"))

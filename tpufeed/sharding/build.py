@@ -45,6 +45,7 @@ def shard(  # noqa: PLR0913  # the public face
     rename: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
     masks: str | Path | None = None,
+    texts: bool = False,
     group_by: str | None = None,
     outlines: Outlines | None = None,
     boxes: Boxes | None = None,
@@ -108,6 +109,8 @@ def shard(  # noqa: PLR0913  # the public face
             by nearest neighbour, and stay PNG.
         masks: a folder of masks that mirrors the folder of images: the same relative paths, with any image suffix. It
             makes the column "mask".
+        texts: read the files beside each image of a folder, like 0001.txt, 0001.json and 0001.cls of 0001.jpg, as those
+            of a WebDataset tar. Labels are in the .cls or a key of the .json, not the names of folders.
         group_by: the table column that is equal in all rows of one image, if a table has a row for each box. These rows
             become one sample, and the column is also that of the paths, unless `image` names another column, or makes
             paths of its values, like "train/{}.jpg".

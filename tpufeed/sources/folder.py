@@ -20,7 +20,7 @@ from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import IMAGE_SUFFIXES, is_hidden, is_image_name, stem_of
 from tpufeed.sources.source import SPLIT_NAME, Folder, Found, Place, Source, listing
 from tpufeed.storage.local import temporary_folder
-from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store, url_scheme
+from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store
 from tpufeed.text import format_count, format_names
 
 _SHOWN = 3
@@ -160,11 +160,9 @@ def _iter_unread(store: Store, files: dict[str, list[str]]) -> Iterator[str]:
     images = [f"{stem}{ending}" for stem in stems for ending in IMAGE_SUFFIXES]
     beside = [info.name for info in Files(store.url).stats(images) if isinstance(info, ObjectInfo)]
     if beside:
-        folder = shlex.quote(store.url) if url_scheme(store.url) == "file" else "FOLDER"
         yield (
             f"files like {stem_of(beside[0])}{_TEXT} have the names of images beside them, and are not read. If they "
-            "are YOLO's labels, write a data.yaml (docs/samples.md). If they are captions, pack each image with its "
-            f"files: tar --sort=name -cf captions.tar -C {folder} . && tpufeed shard captions.tar DST --label none"
+            "are YOLO's labels, write a data.yaml (docs/samples.md). If they are captions, pass --texts --label none"
         )
     if files:
         names = format_names([first for first, *_ in files.values()])
@@ -232,7 +230,7 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
 
     def add_mask(item: Item) -> Item:
         stem = stem_of(item.path)
-        with _in_utf8():
+        with in_utf8():
             query = "SELECT name, bytes, version FROM masks WHERE stem = ? ORDER BY name"
             masks = [ImageRef(f"{root}/{name}", *rest) for name, *rest in database.execute(query, (stem,))]
             database.execute("UPDATE masks SET used = 1 WHERE stem = ?", (stem,))
@@ -251,7 +249,7 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
             "CREATE TABLE masks(stem TEXT, name TEXT, bytes INT, version TEXT, used INT DEFAULT 0);"
         )
-        with listing("the folder of masks cannot be listed"), _in_utf8():
+        with listing("the folder of masks cannot be listed"), in_utf8():
             database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
         if not database.total_changes:
             raise OptionError(f"{store.url} holds no masks: no file name ends like that of an image")
@@ -262,7 +260,8 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
 
 
 @contextmanager
-def _in_utf8() -> Iterator[None]:
+def in_utf8() -> Iterator[None]:
+    """Turn the error of a name that is not UTF-8 into a SourceError."""
     try:
         yield
     except UnicodeEncodeError as error:

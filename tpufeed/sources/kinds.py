@@ -20,6 +20,7 @@ from tpufeed.sources.paths import PARQUET
 from tpufeed.sources.source import Folder, Place, Source, listing
 from tpufeed.sources.table import TableSource
 from tpufeed.sources.tars import TarSource
+from tpufeed.sources.texts import TextsSource
 from tpufeed.sources.voc import VocSource
 from tpufeed.sources.yolo import YoloSource
 from tpufeed.storage.local import is_folder, mode_of
@@ -57,6 +58,13 @@ def find_source(url: str, options: ShardOptions) -> Source:
             f"({unpack_beside(url)})" + (f", or shard {chain}, which reads the files in the zip" if is_zip else "")
         )
     kind, place = _find_place(url, options)
+    if options.texts:
+        if kind is not FolderSource:
+            raise OptionError(
+                f"--texts is for a folder of images with .txt, .json or .cls beside them, and {url} is: {kind.what}. "
+                "Leave it out"
+            )
+        kind = TextsSource
     if options.masks is not None and kind is not FolderSource:
         with_boxes = kind in (CocoSource, YoloSource, VocSource)
         way = "" if with_boxes else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"

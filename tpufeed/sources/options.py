@@ -136,6 +136,7 @@ class ShardOptions:
     rename: _Texts | None = field(default=None, metadata=_READING)
     image_columns: _Texts | None = field(default=None, metadata=_READING)
     masks: str | Path | None = field(default=None, metadata=_READING)
+    texts: bool = field(default=False, metadata=_READING)
     group_by: str | None = field(default=None, metadata=_READING)
     outlines: Outlines | None = None
     boxes: Boxes = field(default_factory=Boxes)

@@ -24,14 +24,14 @@ from tpufeed.storage.reading import DamagedReadError, open_object
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.text import format_names
 
-_IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
-_TEXTS = frozenset({"cls", "cls2", "txt", "text", "caption", "transcript", "json"})
-_LARGEST_TEXT = 1 << 20
+IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
+TEXTS = frozenset({"cls", "cls2", "txt", "text", "caption", "transcript", "json"})
+LARGEST_TEXT = 1 << 20
 _BLOCK_BYTES = 512
 _ZEROS_AT_ONCE = 1 << 20
 _HIDDEN = re.compile(rf"(.*/)?({HIDDEN_FOLDERS})(/.*)?", re.IGNORECASE | re.DOTALL)
 
-_Part = tuple[int, int, bytes]  # offset and size of its bytes, and the bytes themselves if it is a text
+Part = tuple[ImageRef, bytes]  # the place of its bytes, and the bytes themselves if it is a text
 
 
 class TarSource(Source):
@@ -100,23 +100,23 @@ class TarSource(Source):
     def _iter_tar(self, info: ObjectInfo, found: Found) -> Iterator[Item]:
         where = f"{self.base}/{info.name}"
         with listing(f"{where} cannot be read"), open_object(self._store, info.name, compare=True) as file:
-            for key, parts in _iter_samples(file, where, found):
-                yield self._to_item(info, where, key, parts, found)
+            for key, parts in _iter_samples(file, info, where, found):
+                yield self.to_item(f"{where}, sample {key!r}", key, parts, found)
 
-    def _to_item(self, info: ObjectInfo, where: str, key: str, parts: dict[str, _Part], found: Found) -> Item:
+    def to_item(self, sample: str, key: str, parts: dict[str, Part], found: Found) -> Item:
+        """Return the item of the files with a key, by their endings. `sample` names it in errors."""
         wanted = self._image
         images = [
             name
             for name in parts
-            if name not in self._pictures and (name == wanted if wanted else name.split(".")[-1] in _IMAGES)
+            if name not in self._pictures and (name == wanted if wanted else name.split(".")[-1] in IMAGES)
         ]
         if len(images) > 1:
             dots = "rename files whose first dot does not end the key, like im.v0.jpg to im_v0.jpg; else "
             raise OptionError(
-                f"{where}: the sample {key!r} has {len(images)} images ({', '.join(images)}); "
+                f"{sample} has {len(images)} images ({', '.join(images)}); "
                 f"{dots if any('.' in name for name in images) else ''}choose one: --image {images[0]}"
             )
-        sample = f"{where}, sample {key!r}"
         columns = _read_columns(parts, sample, found)
         try:
             label = None if self._label is None else to_label(columns.pop(self._label, None))
@@ -124,23 +124,21 @@ class TarSource(Source):
             raise SourceError(f"{sample}: {error}") from None
         image = images[0] if images else "a file"
         check_others(f"{sample}: its .json has a key", columns.keys(), self._options, image, self._label)
-        name = f"{info.name}/{key}"
+        at, _ = parts[images[0] if images else next(iter(parts))]
+        name = f"{at.file}/{key}"
         if not images:
-            problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}")
-            return Item(name, 0, info.version, label, file=info.name, values=columns, problem=problem)
-        offset, size, _ = parts[images[0]]
-        item = Item(f"{name}.{images[0]}", size, info.version, label, None, info.name, offset, columns)
+            problem = ("unreadable", f"the sample has no image, only {', '.join(parts)}. Add it, or remove the others")
+            return Item(name, 0, at.version, label, file=at.file, values=columns, problem=problem)
+        item = Item(f"{name}.{images[0]}", at.bytes, at.version, label, None, at.file, at.offset, columns)
         for suffix, picture in self._pictures.items():
             if suffix not in parts:
                 problem = picture.missing, f"the sample has no file {key}.{suffix}, only {', '.join(parts)}"
                 return msgspec.structs.replace(item, problem=problem)
-        further = (parts[suffix] for suffix in self._pictures)
-        refs = tuple(ImageRef(info.name, size, info.version, offset) for offset, size, _ in further)
-        return msgspec.structs.replace(item, images=refs)
+        return msgspec.structs.replace(item, images=tuple(parts[suffix][0] for suffix in self._pictures))
 
 
-def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[str, dict[str, _Part]]]:
-    key, parts = None, dict[str, _Part]()
+def _iter_samples(file: BinaryIO, info: ObjectInfo, where: str, found: Found) -> Iterator[tuple[str, dict[str, Part]]]:
+    key, parts = None, dict[str, Part]()
     for member in _iter_members(file, where):
         if not member.isfile():
             if not member.isdir():
@@ -157,8 +155,8 @@ def _iter_samples(file: BinaryIO, where: str, found: Found) -> Iterator[tuple[st
             key, parts = folder + slash + stem, {}
         if extension.lower() in parts:
             raise SourceError(f"{where}, byte {member.offset}: the sample {key!r} has two files .{extension}")
-        text = file.read(min(member.size, _LARGEST_TEXT)) if extension.lower() in _TEXTS else b""  # here: no seek back
-        parts[extension.lower()] = (member.offset_data, member.size, text)
+        text = file.read(min(member.size, LARGEST_TEXT)) if extension.lower() in TEXTS else b""  # here: no seek back
+        parts[extension.lower()] = ImageRef(info.name, member.size, info.version, member.offset_data), text
     if key is not None:
         yield key, parts
 
@@ -217,22 +215,22 @@ def _check_end(file: BinaryIO, start: int, where: str) -> None:
         rest = file.read(_ZEROS_AT_ONCE)
 
 
-def _read_columns(parts: dict[str, _Part], where: str, found: Found) -> dict[str, Any]:
+def _read_columns(parts: dict[str, Part], where: str, found: Found) -> dict[str, Any]:
     columns: dict[str, Any] = {}
-    for name, (_, size, data) in parts.items():
-        if name not in _TEXTS:
-            if name.split(".")[-1] not in _IMAGES:
+    for name, (at, data) in parts.items():
+        if name not in TEXTS:
+            if name.split(".")[-1] not in IMAGES:
                 count_ending(found.ignored_files, f"{where}.{name}")
             continue
-        if size > _LARGEST_TEXT:
-            raise SourceError(f"{where}: its .{name} has {size} bytes. At most {_LARGEST_TEXT} are read")
+        if at.bytes > LARGEST_TEXT:
+            raise SourceError(f"{where}: its .{name} has {at.bytes} bytes. At most {LARGEST_TEXT} are read")
         try:
             text = data.decode("utf-8-sig").strip()
             values = json.loads(text) if name == "json" else {name: text}
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"{where}: its .{name} is not readable: {error}") from error
+            raise SourceError(f"{where}: its .{name} is not readable: {error}. Save it again, in UTF-8") from error
         if not isinstance(values, dict):
-            raise SourceError(f"{where}: its .json does not hold an object")
+            raise SourceError(f'{where}: its .json does not hold an object, like {{"caption": "a red bus"}}')
         for column in columns.keys() & values.keys():
             one, other = sorted(_as_text(both[column]) for both in (columns, values))
             if one and one != other:

@@ -70,7 +70,7 @@ LAYOUTS = {
         layouts.write_imagefolder, "imagefolder", {"imagefolder": {"train": ("train",), "validation": ("val",)}}
     ),
 }
-OTHERS = {"Kaggle's tables", "Photos of phones", "Views"}  # and ImageNet
+OTHERS = {"Kaggle's tables", "CLIP's folders", "Photos of phones", "Views"}  # and ImageNet
 GROUPED = {"Chest X-rays", "HAM10000"}
 LABELLED = {"Plant Pathology", "PlantVillage", "Labelled and unlabelled images"}
 
@@ -241,6 +241,18 @@ def test_the_commands_for_labels_as_they_come_run_as_they_stand(
     exec(code, made)
     ran(code)
     assert [made[name].split("train").records for name in ("labelled", "unlabelled")] == [4, 4]
+
+
+def test_the_command_for_captions_runs_as_it_stands(tmp_path: Path) -> None:
+    (said,) = re.findall(r"```json\n(.*?)```", sections()["CLIP's folders"], re.DOTALL)
+    for number in range(4):
+        place = f"{tmp_path}/clip/0000{number // 2}/{number:09d}"
+        for ending, data in (("jpg", photo(place)), ("txt", f"photo {number}"), ("json", said)):
+            layouts.write(Path(f"{place}.{ending}"), data)
+    run_section("CLIP's folders", tmp_path)
+    dataset = tpufeed.open_dataset(tmp_path / "out/clip")
+    samples = [(bytes(each["txt"].values[0]), len(each["captions"].values)) for each in dataset.iter_examples("train")]
+    assert sorted(samples) == [(b"photo %d" % number, 2) for number in range(4)]
 
 
 def test_the_commands_for_photos_and_views_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
