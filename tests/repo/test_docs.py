@@ -121,6 +121,7 @@ def test_the_commands_for_samples_of_every_kind_run_as_they_stand(sources: Path,
     assert "poses_visible bool (4, 8, 2)\n" in printed
     assert tpufeed.open_dataset(tmp_path / "out/by-image").split("train").records == 12
     assert "(4, 2, 64, 64, 3) (4, 4, 32, 32, 3)\n" in printed
+    assert "int32 (4, 77) int32\n" in printed
 
 
 def test_the_commands_and_programs_for_mixtures_run_as_they_stand(sources: Path, tmp_path: Path) -> None:

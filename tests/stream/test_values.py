@@ -152,11 +152,12 @@ OF_OPS = {
     "hue": SHARE,
     **dict.fromkeys(("brightness", "contrast", "saturation"), SHARE | WHOLE | {"pair"}),
     "target": {"function"},
+    "column": {"text"},
     "version": {"text", "-1"} | FILL,
     "sample": FLAG,
     "random": FLAG,
 }
-NEEDED = {"Rotate": {"degrees": 9}, "Custom": {"target": "os:fspath"}}
+NEEDED = {"Rotate": {"degrees": 9}, "Custom": {"target": "os:fspath"}, "Choose": {"column": "a"}}
 
 
 @pytest.mark.parametrize("name", [*OPS, "MixUp", "CutMix"])

@@ -11,7 +11,7 @@ from tpufeed.dataset.naming import is_evaluation
 from tpufeed.errors import OptionError
 from tpufeed.images.coefficients import BEST_QUALITY, SIDE_PX
 from tpufeed.images.description import from_dict, to_dict
-from tpufeed.images.ops import Custom, HorizontalFlip, RandomResizedCrop
+from tpufeed.images.ops import Choose, Custom, HorizontalFlip, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Op, Ops, evaluation_of
@@ -120,7 +120,7 @@ class CacheOptions:
         for op in self.applied:
             if isinstance(op, Custom) and op.obstacle:  # even if this process runs all tasks: another may continue
                 raise OptionError(op.obstacle)
-            if isinstance(op, Custom) and op.sample:
+            if isinstance(op, Choose) or (isinstance(op, Custom) and op.sample):
                 raise OptionError(f"{op} changes whole samples, which only loaders do: pass it to them, in ops=[...]")
         for op in live:
             if isinstance(op, Custom):

@@ -16,7 +16,7 @@ from tpufeed.dataset.schema import FeatureSpec
 from tpufeed.errors import RecordError
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.masks import decode_mask
-from tpufeed.images.protocols import Op
+from tpufeed.images.protocols import Draws, Op
 from tpufeed.tfrecord.example import Feature
 
 
@@ -32,6 +32,7 @@ class Sample:
         min_visibility: a box is dropped if less than this share of its area is left.
         classes: the ids that labels get. None if they stay as stored.
         upright: True if the image is turned by its EXIF orientation before the ops see it.
+        draws: random numbers of the ops, one entry per op.
         dropped: number of boxes that were dropped.
     """
 
@@ -42,22 +43,21 @@ class Sample:
     min_visibility: float
     classes: ClassIds | None = None
     upright: bool = field(kw_only=True)
+    draws: Sequence[Draws] = ()
     dropped: int = 0
     _whole: Geometry | None = None
-    _arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    _changed: Mapping[str, Any] = field(default_factory=dict)
     _boxes: dict[str, tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = field(default_factory=dict)
 
-    def behind(
-        self, find_geometry: Callable[[], Geometry], whole: Geometry, arrays: Mapping[str, npt.NDArray[Any]]
-    ) -> "Sample":
+    def behind(self, find_geometry: Callable[[], Geometry], whole: Geometry, changed: Mapping[str, Any]) -> "Sample":
         """Return the sample as it is after some of the ops, for the next ops.
 
         Args:
             find_geometry: computes how the next ops move the image.
             whole: how all ops together move it.
-            arrays: moving columns by feature name, in pixels of the image. Other columns are as stored.
+            changed: values by feature name, in pixels of the image. Other columns are as stored.
         """
-        return replace(self, find_geometry=find_geometry, _whole=whole, _arrays=arrays, _boxes={})
+        return replace(self, find_geometry=find_geometry, _whole=whole, _changed=changed, _boxes={})
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -71,6 +71,8 @@ class Sample:
 
     def values(self, spec: FeatureSpec) -> Any:
         """Return a feature's values. Raises RecordError if it holds another kind of list."""
+        if spec.name in self._changed:  # one value
+            return [self._changed[spec.name]]
         feature = self.features.get(spec.key)
         if feature is None or not len(feature.values):  # an empty list has no type
             return np.empty(0, np.int64)
@@ -83,8 +85,8 @@ class Sample:
 
         Items of dropped boxes are left out. Labels are ids of the mixture's classes. Raises RecordError.
         """
-        if spec.name in self._arrays:
-            items = self._arrays[spec.name]
+        if spec.name in self._changed:
+            items: npt.NDArray[Any] = self._changed[spec.name]
             return items[self._kept(spec, len(items))] if isinstance(spec.of, str) else items
         if len(spec.keys) > 1:  # TensorFlow's Object Detection API, in pixels of the image as the ops see it
             height, width = self.geometry.source
@@ -161,8 +163,9 @@ class Sample:
         return self._boxes[spec.name]
 
     def _picture(self, spec: FeatureSpec) -> npt.NDArray[Any]:
-        if spec.name in self._arrays:
-            return self._arrays[spec.name]
+        if spec.name in self._changed:
+            mask: npt.NDArray[Any] = self._changed[spec.name]
+            return mask
         (data,) = self.values(spec) if len(self.values(spec)) == 1 else (None,)
         if data is None:
             raise RecordError(f"{self.where}: {spec.key} is missing")

@@ -324,7 +324,9 @@ class Decoder:
             return plan.pipelines[0].geometry(height, width, draws)
 
         features, visible = decode_arrays(payload), plan.min_visibility
-        return Sample(features, where, plan.specs, find_geometry, visible, plan.classes, upright=plan.upright)
+        return Sample(
+            features, where, plan.specs, find_geometry, visible, plan.classes, upright=plan.upright, draws=draws
+        )
 
     def _decode_fields(self, sample: Sample, image: memoryview, draws: Sequence[Draws], rows: Rows, row: int) -> int:
         """Decode all fields of a sample. Return the number of boxes that were dropped.

@@ -15,7 +15,8 @@ from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.sample import Sample
 from tpufeed.dataset.schema import FeatureSpec, plain_boxes
 from tpufeed.errors import OptionError, RecordError
-from tpufeed.images.protocols import MovingOp, WindowOp
+from tpufeed.images.ops import Choose, Custom
+from tpufeed.images.protocols import MovingOp, Op, WindowOp
 from tpufeed.stream.options import LoaderOptions
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -25,7 +26,7 @@ Rows: TypeAlias = Mapping[str, Array] | Mapping[str, list[Any]]  # a batch's arr
 IMAGE, LABEL, SAMPLE, SOURCE, WINDOW = "image", "label", "sample", "source", "window"
 DEVICE_NUMBERS = "(device_ops)"  # what device ops do to each image. No feature has this name
 _OWN_NAMES = frozenset({IMAGE, SAMPLE})  # columns that loaders make. No feature has these names
-_TEXTS = ("bytes", "string")
+TEXTS = ("bytes", "string")
 _NO_CLASS = -1  # pads a list of labels: 0 is a class
 
 
@@ -56,18 +57,28 @@ class Scalar:
 
     Attributes:
         position: its index among the integers of the fixed layout. None if the record must be parsed.
+        choice: the place of the op that chooses one of several values. None if there is one value.
     """
 
     moves = False
 
-    def __init__(self, name: str, spec: FeatureSpec, position: int | None, fill: float | str | None) -> None:
-        self.position, self.spec, self.fill_value = position, spec, fill
-        self.columns: tuple[Column, ...] = (Column(name, "O" if spec.dtype in _TEXTS else spec.dtype),)
+    def __init__(
+        self, name: str, spec: FeatureSpec, position: int | None, fill: float | str | None, choice: int | None = None
+    ) -> None:
+        self.position, self.spec, self.fill_value, self.choice = position, spec, fill, choice
+        self.columns: tuple[Column, ...] = (Column(name, "O" if spec.dtype in TEXTS else spec.dtype),)
 
     def put(self, sample: Sample, rows: Rows, row: int) -> None:
+        rows[self.columns[0].name][row] = self.read(sample)
+
+    def read(self, sample: Sample) -> Any:
+        """Return the value, as rows hold it. Raises RecordError."""
         found, (column,) = sample.values(self.spec), self.columns
+        if self.choice is not None and len(found) > 1:
+            share = next(iter(sample.draws[self.choice]), 0.0)  # no draw for the first one
+            found = [found[int(share * len(found))]]
         if len(found) != 1:
-            if len(found) or self.fill_value is None:
+            if len(found) > 1 or self.fill_value is None:
                 raise RecordError(
                     f"{sample.where}: {self.spec.key} has {len(found)} values, not 1; leave the column "
                     f"{column.name!r} out, or give each sample one value"
@@ -80,7 +91,7 @@ class Scalar:
             value = str(value, "utf-8") if self.spec.dtype == "string" else bytes(value)
         elif isinstance(value, np.integer):
             value = int(value)  # rows may be lists
-        rows[column.name][row] = value
+        return value
 
 
 class Items:
@@ -134,6 +145,19 @@ class Items:
             seen = np.zeros(self.columns[-1].shape, np.bool_)
             seen[: len(visible)] = visible[: len(seen)]
             rows[self.columns[-1].name][row] = seen
+
+
+class Tokens(Items):
+    """Whole numbers that a function of the user's makes of a text, padded to a static length.
+
+    Attributes:
+        text: reads the text.
+    """
+
+    def __init__(self, text: Scalar, most: int, truncate: bool) -> None:
+        spec = msgspec.structs.replace(text.spec, dtype="int32", shape=None)
+        super().__init__(text.columns[0].name, spec, most, truncate, 0, True)
+        self.text = text
 
 
 class MultiHot:
@@ -236,7 +260,11 @@ class Columns:
 
 
 def resolve_columns(
-    manifest: Manifest, options: LoaderOptions, sizes: Sequence[tuple[int, int] | None], mixed: bool = False
+    manifest: Manifest,
+    options: LoaderOptions,
+    sizes: Sequence[tuple[int, int] | None],
+    mixed: bool,
+    ops: Sequence[Op],
 ) -> Columns:
     """Return the columns of a loader, or of one dataset of a mixture.
 
@@ -245,6 +273,7 @@ def resolve_columns(
         options: `columns`, and the options for batching them.
         sizes: (height, width) of each view's images. None if they differ from sample to sample.
         mixed: True if the dataset is one of several.
+        ops: those of the first view.
 
     Raises:
         OptionError: the dataset does not have a column, or the options cannot batch it.
@@ -253,7 +282,8 @@ def resolve_columns(
     if options.columns is None or options.columns == "default":
         asked = (IMAGE, *(("label",) if manifest.has_label else ()), *((SAMPLE,) if options.columns is None else ()))
     _check_plain_boxes(manifest, options, asked)
-    finder = _Finder(manifest, options, asked, sizes[0], {spec.name: spec for spec in manifest.features[1:]})
+    finder = _Finder(manifest, options, asked, sizes[0], {spec.name: spec for spec in manifest.features[1:]}, ops)
+    list(map(finder.find, (op.column for op in ops if isinstance(op, Choose))))  # raises for columns not asked for, too
     images, names = list[Column](), list[str]()
     views: Sequence[tuple[str, int | None]] = ()
     scalars, fields = list[Scalar](), list[Field | Picture]()
@@ -282,7 +312,10 @@ def resolve_columns(
     for name in options.pad or ():
         lists = (field for field in fields if isinstance(field, Items) and field.most is not None)
         if not any(field.columns[0].name == name for field in lists):
-            raise OptionError(f"pad is for lists, and {name!r} is not a list: leave it out of pad=")
+            raise OptionError(
+                f"pad is for lists, and for texts of which Custom('module:function', sample=True) makes numbers. "
+                f"{name!r} is neither: leave it out of pad="
+            )
     moving = len(sizes) > 1 and options.share != "crop"
     if moving and any(field.moves or isinstance(field, Picture) for field in fields):
         raise OptionError(
@@ -327,7 +360,7 @@ def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
     """Raise OptionError if the column's type cannot hold a value of `fill=`."""
     # In a cache of JPEGs or PNGs the manifest calls masks and depth bytes.
     held = {"mask": "uint8", "depth": "int32"}.get(str(spec.kind), spec.dtype)
-    dtype = np.dtype("O" if held in _TEXTS else held)
+    dtype = np.dtype("O" if held in TEXTS else held)
     if dtype.kind == "O":
         fits = isinstance(fill, str)
     elif isinstance(fill, bool | np.bool_) or not isinstance(fill, int | float | np.number):
@@ -349,6 +382,7 @@ class _Finder:
     asked: Sequence[str]
     size: tuple[int, int] | None
     features: Mapping[str, FeatureSpec]
+    ops: Sequence[Op]
 
     def find(self, name: str) -> Field | Picture:
         """Return the field: a feature of exactly this name, except for labels, or what the name is short for.
@@ -367,6 +401,13 @@ class _Finder:
             hint = f". In the records {name!r} is the key of {renamed[0]}" if renamed else ""
             raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
         spec = features[wanted]
+        if self._choice(name) is not None:
+            if spec.kind or spec.of or spec.is_raw or spec.each or len(spec.shape or ()) > 1:
+                raise OptionError(
+                    f"Choose({name!r}) is for a list of texts or numbers, and the column is {spec.type_text}: leave it "
+                    "out of ops="
+                )
+            spec = msgspec.structs.replace(spec, shape=(), lengths=msgspec.UNSET)
         fill = (options.fill or {}).get(name)
         if fill is not None:
             _check_fill(name, spec, fill)
@@ -386,16 +427,24 @@ class _Finder:
                     "leave it out, or adopt the files again with --classes"
                 )
             return MultiHot(spec, len(manifest.class_names))
-        if spec.shape == ():
-            ints = schema.fixed_ints(manifest.features)
-            return Scalar(name, spec, ints.index(wanted) if wanted in ints else None, fill)
-        return self._list(name, spec, fill)
+        return self._single(name, spec, fill) if spec.shape == () else self._list(name, spec, fill)
+
+    def _choice(self, name: str) -> int | None:
+        return next((at for at, op in enumerate(self.ops) if isinstance(op, Choose) and op.column == name), None)
+
+    def _single(self, name: str, spec: FeatureSpec, fill: float | str | None) -> Field:
+        ints, options = schema.fixed_ints(self.manifest.features), self.options
+        field = Scalar(name, spec, ints.index(spec.name) if spec.name in ints else None, fill, self._choice(name))
+        most = (options.pad or {}).get(name) if spec.dtype in TEXTS else None
+        if most is not None and any(isinstance(op, Custom) and op.sample for op in self.ops):
+            return Tokens(field, most, options.truncates(name))
+        return field
 
     def _list(self, name: str, spec: FeatureSpec, fill: float | str | None) -> Field:
         options, is_boxes = self.options, spec.kind == "boxes"
         is_adopted = self.manifest.options.get("command") == "adopt"
         owner = spec.of if isinstance(spec.of, str) else None
-        pad, counted_by, counting = options.pad or {}, name, spec
+        pad, counted_by, counting = ({} if spec.dtype in TEXTS else options.pad or {}), name, spec
         if (
             owner is not None and owner in self.asked
         ):  # `boxes_length` counts these items, too, so they get the boxes' room
@@ -414,17 +463,16 @@ class _Finder:
             if lacks and fill is None and not is_adopted:
                 raise OptionError(
                     f"the column {name!r} cannot be batched: some samples have no value in it; give a value to use "
-                    f"instead, like fill={{{name!r}: {0 if spec.dtype not in _TEXTS else ''!r}}}, or leave it out of "
+                    f"instead, like fill={{{name!r}: {0 if spec.dtype not in TEXTS else ''!r}}}, or leave it out of "
                     "columns="
                 )
             if lacks or (is_adopted and lengths is None):  # an adopted record without its value may be skipped
-                return Scalar(name, spec, None, fill)
-        if spec.dtype in _TEXTS:
+                return self._single(name, spec, fill)
+        if spec.dtype in TEXTS:
             raise OptionError(
                 f"the column {name!r} cannot be batched: it holds lists of text (`tpufeed info` says {spec.name} "
-                f"{spec.type_text}). Leave it out of columns=, or store one text per sample"
+                f"{spec.type_text}). Add Choose({name!r}) to ops=, which draws one of them, or leave it out of columns="
             )
-        truncate = options.truncate if isinstance(options.truncate, bool) else counted_by in options.truncate
         most = given if spec.shape is None else None
         if spec.shape is None and given is None:
             if lengths is None:
@@ -440,4 +488,4 @@ class _Finder:
         if fill is not None and not isinstance(fill, str):  # a number, maybe numpy's
             padding = fill
         counted = most is not None and counted_by == name
-        return Items(name, spec, most, truncate, padding, counted)
+        return Items(name, spec, most, options.truncates(counted_by), padding, counted)

@@ -9,6 +9,7 @@ from itertools import zip_longest
 import msgspec
 import numpy as np
 
+from tpufeed.dataset import schema
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import EVALUATION, is_evaluation
 from tpufeed.dataset.order import Ints
@@ -20,7 +21,7 @@ from tpufeed.images.coefficients import of_quality
 from tpufeed.images.description import from_dict
 from tpufeed.images.device import DeviceOps
 from tpufeed.images.mixing import MixingOp
-from tpufeed.images.ops import Custom, RandomResizedCrop
+from tpufeed.images.ops import Choose, Custom, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import MovingOp, Op, WindowOp, evaluation_of
 from tpufeed.images.rng import uniforms
@@ -123,10 +124,13 @@ def plan_decoding(
         keys = {own: (pipelines[0].seed, place) for own, place in shared[view].items()} if view else {}
         made = Pipeline([*ops, *later], draws, fast=not is_coded, upright=manifest.upright, whole=whole, shared=keys)
         pipelines.append(made)
+    first = pipelines[0].ops
+    if late := [op for view in views[1:] for op in view if isinstance(op, Choose) and op not in first]:
+        raise OptionError(f"{late[0]} is not in the first view, which draws for all: give it to the first view, too")
     sizes = [pipeline.output_size(manifest.image_size) for pipeline in pipelines]
     if options.views is not None and None in sizes:
         raise OptionError(f"{url}: {_NO_SIZE}; each view needs an op that fixes the size")
-    columns = resolve_columns(manifest, options, sizes, classes.is_mixture)
+    columns = resolve_columns(manifest, options, sizes, classes.is_mixture, first)
     if batched and None in sizes and columns.pooled:
         raise OptionError(f"{url}: {_no_device_size() if options.device_ops else _NO_SIZE}")
     ints = fixed_ints(manifest.features)
@@ -326,15 +330,19 @@ def _plan_mixing(plan: Decoding, ops: Sequence[Op], size: tuple[int, int], named
 
 
 def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:
-    """Return the pipeline for user ops that change whole samples. None if no column moves with the pixels."""
+    """Return the pipeline for user ops that change whole samples. None if there is nothing to change but pixels."""
     fields = [each for each in plan.columns.fields if not isinstance(each, Picture)]
-    moving = {each.columns[0].name: each.spec for each in fields if each.moves and each.spec is not None}
-    if len(plan.pipelines) > 1 and moving:
+    handed = {
+        each.columns[0].name: each.spec
+        for each in fields
+        if each.spec is not None and (each.moves or each.spec.name != schema.LABEL)
+    }
+    if len(plan.pipelines) > 1 and handed:
         raise OptionError(
-            f"{custom} cannot change {', '.join(moving)} with each view: leave views= out, or these columns"
+            f"{custom} cannot change {', '.join(handed)} with each view: leave views= out, or these columns"
         )
-    moving = {spec.of: plan.specs[spec.of] for spec in moving.values() if isinstance(spec.of, str)} | moving
-    if not moving:
+    handed = {spec.of: plan.specs[spec.of] for spec in handed.values() if isinstance(spec.of, str)} | handed
+    if not handed:
         return None
     picture = next((each for each in plan.columns.fields if isinstance(each, Picture)), None)
     if picture is not None:
@@ -342,12 +350,12 @@ def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:
         raise OptionError(
             f"{custom} cannot change {column.name!r} with the image, masks and boxes: leave that column out"
         )
-    if plan.device_ops is not None:
+    if plan.device_ops is not None and any(each.moves for each in fields if each.columns[0].name in handed):
         raise OptionError(
             f"{custom} changes masks and boxes together with the pixels, so no device op can follow it: leave "
             "device_ops out, and put its ops into ops"
         )
-    return JointPipeline(plan.pipelines[0], moving, fields)
+    return JointPipeline(plan.made[0], handed, fields)
 
 
 def _own_ops(dataset: Dataset, split: str) -> Sequence[Op]:

@@ -16,7 +16,7 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import Custom
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Draws
-from tpufeed.stream.columns import IMAGE, Field, Mask
+from tpufeed.stream.columns import IMAGE, TEXTS, Field, Mask, Scalar, Tokens
 
 
 class JointPipeline:
@@ -24,8 +24,8 @@ class JointPipeline:
 
     Args:
         pipeline: all of the ops.
-        specs: the moving columns that were asked for, by the names that functions use: masks, boxes, keypoints, and
-            what belongs to boxes.
+        specs: the columns that functions get, by the names that they use: masks, boxes, keypoints, what belongs to
+            boxes, texts and numbers.
         fields: all fields that were asked for. A mask's field has the value beyond the image.
     """
 
@@ -33,6 +33,11 @@ class JointPipeline:
         self._parts: list[tuple[slice, Pipeline, Custom | None]] = []
         self._specs, start = specs, 0
         self._fills = {each.columns[0].name: each.fill_value for each in fields if isinstance(each, Mask)}
+        self._scalars = {
+            each.columns[0].name: each.text if isinstance(each, Tokens) else each
+            for each in fields
+            if isinstance(each, Scalar | Tokens)
+        }
         for number, op in enumerate([*pipeline.ops, None]):
             if op is None or (isinstance(op, Custom) and op.sample):
                 part = Pipeline(pipeline.ops[start:number], pipeline.seed, pipeline.fast, pipeline.upright)
@@ -52,11 +57,11 @@ class JointPipeline:
         Raises:
             ImageError, RecordError, OpError: the sample is damaged, or an op failed.
         """
-        pixels, arrays, whole = None, dict[str, Any](), sample.geometry
+        pixels, values, whole = None, dict[str, Any](), sample.geometry
         size = whole.source
         for at, part, custom in self._parts:
             drawn = draws[at]
-            sample = sample.behind(partial(part.geometry, *size, drawn), whole, arrays)
+            sample = sample.behind(partial(part.geometry, *size, drawn), whole, values)
             pixels = run_first(part, drawn) if pixels is None else part.run(pixels, drawn).copy()
             if custom is None:
                 break
@@ -69,11 +74,20 @@ class JointPipeline:
                         f"in {spec.of!r}: return one for each box"
                     )
             pixels, size = changed.pop(IMAGE), pixels.shape[:2]
-            arrays = {self._specs[name].name: values for name, values in changed.items()}
+            values = {self._specs[name].name: value for name, value in changed.items()}
         assert pixels is not None, "there is at least one part"
+        for name in self._scalars.keys() & self._specs.keys():
+            spec = self._specs[name]
+            if (spec.dtype in TEXTS) != isinstance(values[spec.name], str | bytes):
+                raise OpError(
+                    f"Custom(..., sample=True) left {name!r} as {type(values[spec.name]).__name__}: return whole "
+                    f"numbers of shape (n,) if it is in pad=, like pad={{{name!r}: 77}}, else a text"
+                )
         return pixels, sample
 
     def _materialise(self, name: str, spec: FeatureSpec, sample: Sample) -> Any:
+        if name in self._scalars:
+            return self._scalars[name].read(sample)
         if spec.kind in ("mask", "depth"):
             return sample.mask(spec, self._fills[name])
         if spec.kind == "boxes":

@@ -84,6 +84,10 @@ class LoaderOptions:
                 if isinstance(op, MixingOp):
                     raise OptionError(f"{type(op).__name__} mixes the images of a batch: give it last in device_ops")
 
+    def truncates(self, name: str) -> bool:
+        """Return True if lists of a column are cut."""
+        return self.truncate if isinstance(self.truncate, bool) else name in self.truncate
+
     @property
     def view_ops(self) -> tuple[Sequence[Op], ...]:
         """The ops of each view. `(ops, 2)` stands for two views. Empty if `views` was not given."""

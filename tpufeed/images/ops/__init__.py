@@ -6,6 +6,7 @@ from typing import Any
 
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.ops.center_crop import CenterCrop as CenterCrop
+from tpufeed.images.ops.choose import Choose as Choose
 from tpufeed.images.ops.color_jitter import ColorJitter as ColorJitter
 from tpufeed.images.ops.custom import Custom as Custom
 from tpufeed.images.ops.cut_mix import CutMix as CutMix

@@ -31,9 +31,10 @@ def _is_version(value: object) -> bool:
 class Custom(SameSizeOp):
     """Any function of (uint8 RGB array, numpy Generator) that returns a uint8 array of the same shape.
 
-    With `sample=True` it is a function of (dict, Generator) that returns a dict: `image`, and all columns asked for
-    that move with the image, by their names: masks (height, width), boxes float32 (n, 4) in pixels of the image,
-    keypoints, and what belongs to boxes. It may return other boxes, in any number.
+    With `sample=True` it is a function of (dict, Generator) that returns a dict: `image`, and the columns asked for, by
+    their names: masks (height, width), boxes float32 (n, 4) in pixels of the image, keypoints, what belongs to boxes,
+    texts and numbers, but not the label. It may return other boxes, in any number, and for a text whole numbers (n,),
+    if the loader's `pad` has their most.
 
     The function gets a copy of the image. It may change and return it. All its random numbers must come from the
     Generator, then any number of threads and processes gives the same pixels. It is imported when the op first runs,
@@ -101,27 +102,34 @@ class Custom(SameSizeOp):
         """Return the function's result for a sample, in new arrays. Raises OpError if it does not fit.
 
         Args:
-            sample: arrays by name. The function may change them. `image` is uint8 RGB.
+            sample: arrays, texts and numbers by name. The function may change them. `image` is uint8 RGB.
             draws: seed its Generator.
         """
-        given = {name: np.array(values, order="C") for name, values in sample.items()}
+        given = {name: np.array(value, order="C") if np.ndim(value) else value for name, value in sample.items()}
         result = self._call(dict(given), draws)
         if not isinstance(result, dict) or result.keys() != sample.keys():
             found = sorted(result) if isinstance(result, dict) else type(result).__name__
             raise OpError(f"{self} returned {found}: return a dict of {', '.join(sample)}")
         changed = {"image": self._check(result["image"], sample["image"].shape).copy()}
-        for name, before in sample.items():
+        for name, stored in sample.items():
             if name == "image":
                 continue
+            is_text = isinstance(stored, str | bytes)
+            if is_text and isinstance(result[name], type(stored)):
+                changed[name] = result[name]
+                continue
+            # A tokeniser makes any number of int32 of a text.
+            before = np.empty(0, np.int32) if is_text else np.asarray(stored)
             after, is_mask = np.asarray(result[name]), before.shape == sample["image"].shape[:2]
-            fits = after.shape == before.shape if is_mask else after.shape[1:] == before.shape[1:] and after.ndim > 0
+            fits = after.ndim == before.ndim and after.shape[is_mask ^ 1 :] == before.shape[is_mask ^ 1 :]
             kinds = {after.dtype.kind, before.dtype.kind}
-            if not fits or not (len(kinds) == 1 or kinds == {"i", "u"}):
+            if not fits or (after.size and not (len(kinds) == 1 or kinds == {"i", "u"})):
+                was = "a text" if is_text else f"{before.dtype} of shape {before.shape}"
                 raise OpError(
-                    f"{self} returned {name!r} as {after.dtype} of shape {after.shape} for {before.dtype} of shape "
-                    f"{before.shape}: only the number of boxes, points and what belongs to them may change"
+                    f"{self} returned {name!r} as {after.dtype} of shape {after.shape} for {was}: only the number of "
+                    "boxes, points and what belongs to them may change, and a text become whole numbers (n,)"
                 )
-            changed[name] = after.astype(before.dtype)
+            changed[name] = after.astype(before.dtype)[()]  # a number itself, no array of it
             if kinds <= {"i", "u"} and after.dtype != before.dtype and not np.array_equal(changed[name], after):
                 raise OpError(
                     f"{self} returned {name!r} with values from {after.min()} to {after.max()}, which {before.dtype} "
