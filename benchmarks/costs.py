@@ -13,13 +13,12 @@ import numpy as np
 from benchmarks.curves import slope_of
 from benchmarks.harness import nest, read_result
 from benchmarks.scaling import HOSTS as HOSTS_OF_TPUS
+from tpufeed.builds.prices import DOLLARS_A, DOLLARS_A_GB, DOLLARS_B
 from tpufeed.dataset.order import EpochOrder, World, default_lanes
 from tpufeed.measure.tpu import TPUS
 
-# Google's published figures as they stood in November 2026, of Standard storage in a region of North America: check
-# before use. https://cloud.google.com/storage/pricing and https://cloud.google.com/storage/docs/request-rate
-DOLLARS_A, DOLLARS_B = 0.005 / 1_000, 0.0004 / 1_000  # an operation: puts and lists; gets
-DOLLARS_A_GB = {"same region": 0.0, "other region of North America": 0.02, "internet": 0.12}
+# Google's published figures as they stood in November 2026: check before use.
+# https://cloud.google.com/storage/docs/request-rate
 READS_PER_SECOND, WRITES_PER_SECOND, DOUBLING_SECONDS = 5_000, 1_000, 20 * 60
 
 # Assumed, not measured: hosts, and what lies between them and the bucket.

@@ -266,6 +266,7 @@ def test_no_control_character_of_a_dataset_reaches_a_terminal(datasets, tmp_path
     url, runner = str(datasets / "encoded"), CliRunner()
     commands = [["info", url], ["info", url, "--json"], ["verify", url, "--decode", "all"]]
     commands += [["show", url, "--out", str(tmp_path / "sheet.png")], ["verify", f"{url}{ESCAPES}"]]
+    commands += [["card", url, "--out", str(tmp_path / "card.md")]]
     commands += [["shard", str(datasets / "photos"), str(tmp_path / "out"), "--workers", "1"]]
     for command in commands:
         result = runner.invoke(app, command, env={"TERM": "xterm-256color"})

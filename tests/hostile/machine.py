@@ -399,6 +399,7 @@ COMMANDS: dict[str, Command] = {
     "info, json": lambda url, _, __: command_line("info", url, "--json"),
     "info, versions": lambda url, _, __: command_line("info", url, "--versions"),
     "show": lambda url, new, _: command_line("show", url, "--out", new.with_suffix(".png")),
+    "card": lambda url, new, _: command_line("card", url, "--out", new.with_suffix(".md")),
     "adopt": lambda url, _, __: tpufeed.adopt(url),
     "adopt elsewhere": lambda url, new, _: tpufeed.adopt(url, new),
     "read": lambda url, _, __: read(url),

@@ -86,7 +86,7 @@ def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
             shutil.copy(photo, sources / name / f"{number}.jpg")
     in_table = re.findall(r"^\|.*\| \[?`(tpufeed [^`]*)`", text_of("shard.md"), re.MULTILINE)
     lines = [*in_table, *(line for line in commands("shard.md") if line not in in_table)]
-    assert {line.split()[1] for line in lines} == {"shard", "info", "verify", "show", "adopt"}
+    assert {line.split()[1] for line in lines} == {"shard", "info", "verify", "show", "card", "adopt"}
     run_here(lines, sources)
     assert set(tpufeed.open_dataset(sources / "out/by-folder").manifest.splits) == {"train", "val"}
     table = tpufeed.open_dataset(sources / "out/table")
@@ -95,6 +95,7 @@ def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
     assert set(tpufeed.open_dataset(sources / "out/hub").manifest.splits) == {"train", "validation"}
     assert not (sources / "out/never").exists()
     assert (sources / "sheet.png").stat().st_size > 1000
+    assert 'pretty_name: "table"' in (sources / "card.md").read_text()
     assert run_program("\n".join(blocks("shard.md")), sources).startswith("BuildResult(url=")
     assert set(tpufeed.open_dataset(sources / "out/python").manifest.splits) == {"train", "val"}
 

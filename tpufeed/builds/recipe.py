@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tpufeed.builds.destination import Destination, Reject
 from tpufeed.builds.digests import Duplicates
 from tpufeed.builds.plan import Plan, PlanHeader, Task, check_same_plan
+from tpufeed.builds.prices import BucketCost
 from tpufeed.builds.versions import Layout
 from tpufeed.builds.worker import TaskContext
 from tpufeed.dataset.listed import UNLISTED, Listed
@@ -49,6 +50,7 @@ class Draft:
         warnings: sentences that the plan does not store.
         skipped: number of samples that the dataset has already, if there is no header with this number.
         source_bytes: size of all input images.
+        gets: number of requests that read them from a bucket. 0: one for each.
         sizes: sizes of the images that were tried, after presizing.
         odd: odd cases of these, counted.
         probed: number of samples that were tried.
@@ -65,6 +67,7 @@ class Draft:
     warnings: tuple[str, ...] = ()
     skipped: int = 0
     source_bytes: int = 0
+    gets: int = 0
     sizes: Sizes | None = None
     odd: Counter[str] = field(default_factory=Counter)
     probed: int = 0
@@ -181,6 +184,7 @@ class Preview:
         sizes: sizes of the images that were tried, if any were.
         odd: odd cases of these, counted.
         free_bytes: free space at the destination. None if unknown.
+        cost: estimated cost of the build in a bucket of Google Cloud Storage. None if there is none.
         seconds: estimated time of the build.
         probed: number of samples that were tried.
         probed_rejects: number of these that cannot be taken.
@@ -203,6 +207,7 @@ class Preview:
     sizes: Sizes | None = None
     odd: dict[str, int] = field(default_factory=dict)
     free_bytes: int | None = None
+    cost: BucketCost | None = None
     seconds: float = 0.0
     probed: int = 0
     probed_rejects: int = 0

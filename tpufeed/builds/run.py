@@ -23,6 +23,7 @@ from tpufeed._version import __version__
 from tpufeed.builds.destination import Destination, Report
 from tpufeed.builds.digests import Duplicates
 from tpufeed.builds.plan import PlanHeader, TaskRef, with_access, write_plan
+from tpufeed.builds.prices import bucket_cost
 from tpufeed.builds.recipe import Preview, Recipe, SplitPreview
 from tpufeed.builds.rejects import Rejects, allowed_rejects, too_many
 from tpufeed.builds.repair import repair
@@ -269,11 +270,13 @@ def preview(
             iter_warnings(name, header.splits[name], split.bytes / variants, header.options.get("hosts", 1))
             for name, split in splits.items()
         )
+        shards = sum(split.shards for split in splits.values())
+        size = sum(split.bytes for split in splits.values())
         return Preview(
             source=recipe.source,
             destination=destination.url,
             splits=splits,
-            bytes=sum(split.bytes for split in splits.values()),
+            bytes=size,
             variants=variants,
             classes=len(header.class_names),
             source_bytes=draft.source_bytes,
@@ -281,6 +284,7 @@ def preview(
             sizes=draft.sizes,
             odd=draft.odd,
             free_bytes=own.store.free_bytes(),
+            cost=bucket_cost(recipe.stores, own.store, draft.gets or inputs, draft.source_bytes, shards, size),
             seconds=inputs * draft.probed_seconds / (workers or default_workers()),
             probed=draft.probed,
             probed_rejects=draft.probed_rejects,

@@ -16,6 +16,7 @@ from tpufeed.builds.compact import default_shard_bytes
 from tpufeed.builds.destination import Destination
 from tpufeed.builds.digests import Duplicates
 from tpufeed.builds.plan import Plan, PlanHeader, Task, at_place, differing_options, read_plan
+from tpufeed.builds.prices import gets_of_shards
 from tpufeed.builds.recipe import Draft, Recipe, SplitPreview
 from tpufeed.builds.versions import follows, put_version
 from tpufeed.cache.moving import cached_spec, encode_pixels
@@ -205,6 +206,7 @@ class CacheRecipe(Recipe):
         first = iter_ranges(few, dict.fromkeys(few, 1), self.before)
         shards, record_bytes, seconds = self._probe(header, samples, list(first))
         variants = self.options.variants
+        read = [shard.bytes for name in samples for shard in self.origin.split(name).variants[0].shards]
         yield Draft(
             header=msgspec.structs.replace(header, splits=shards),
             tasks=iter_ranges(samples, shards, self.before),
@@ -212,6 +214,8 @@ class CacheRecipe(Recipe):
                 name: SplitPreview(count, shards[name] * variants, int(count * variants * record_bytes))
                 for name, count in samples.items()
             },
+            source_bytes=sum(read),
+            gets=gets_of_shards(read),
             probed=len(seconds),
             probed_seconds=fmean(seconds or [0]),
             fingerprint=fingerprint(header.input_digest, self.wanted),

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tpufeed._version import __version__
-from tpufeed.cli import adopt, bench, cache, compact, doctor, info, shard, show, verify
+from tpufeed.cli import adopt, bench, cache, card, compact, doctor, info, shard, show, verify
 from tpufeed.cli.console import echo
 from tpufeed.cli.docstrings import describe
 
@@ -91,6 +91,7 @@ for _typer, _name, _command in (
     (app, "info", info.info_command),
     (app, "verify", verify.verify_command),
     (app, "show", show.show_command),
+    (app, "card", card.card_command),
     (app, "doctor", doctor.doctor_command),
     (app, "bench", bench.bench_command),
     (caches, "warmup", cache.warmup_command),

@@ -12,6 +12,7 @@ from tpufeed.errors import OptionError
 from tpufeed.text import format_count, format_counts, format_range
 
 if TYPE_CHECKING:  # a command only imports its code when it runs
+    from tpufeed.builds.prices import BucketCost
     from tpufeed.builds.recipe import Preview
     from tpufeed.builds.run import BuildProgress, BuildResult
     from tpufeed.dataset.manifest import Split
@@ -191,12 +192,24 @@ def print_preview(
         echo(f"skipped, because they are in the dataset already: {format_count(skipped, 'image')}")
     free = "unknown" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
+    echo(f"requests: {_format_cost(preview.cost)}")
     echo(f"time: about {preview.seconds:,.0f} s")
     if engine is not None:
         echo(engine.describe())
     echo("nothing was changed")
     for warning in preview.warnings:
         warn(warning)
+
+
+def _format_cost(cost: "BucketCost | None") -> str:
+    from tpufeed.builds.prices import PRICES_OF
+
+    if cost is None:
+        return "n/a, as neither source nor destination is gs://"
+    requests = f"about {cost.puts:,} puts and {cost.gets:,} gets, ${cost.dollars:,.2f}"
+    more = f"${cost.dollars_elsewhere:,.2f} more from another region" if cost.dollars_elsewhere else ""
+    stored = f"${cost.dollars_a_month:,.2f} a month to store" if cost.dollars_a_month else ""
+    return "; ".join(filter(None, (requests, more, stored, f"prices of Google in {PRICES_OF}")))
 
 
 def _nothing_new(skipped: int, url: str, version: int) -> str:

@@ -46,14 +46,14 @@ def info_command(
     if versions:
         _print_versions(dataset, as_json)
         return
-    facts = _facts(dataset)
+    facts = facts_of(dataset)
     if as_json:
         print_json(facts)
         return
     print_splits(facts["url"], {name: dataset.split(name) for name in facts["splits"]})
     if facts["classes"]:
         _print_classes(facts)
-    for line in _iter_lines(facts):
+    for line in iter_lines(facts):
         echo(line)
 
 
@@ -88,7 +88,8 @@ def _print_versions(dataset: "Dataset", as_json: bool) -> None:
             echo(f"version {number}, {line}")
 
 
-def _facts(dataset: "Dataset") -> dict[str, Any]:
+def facts_of(dataset: "Dataset") -> dict[str, Any]:
+    """Return what --json prints."""
     import msgspec
 
     manifest = dataset.manifest
@@ -141,7 +142,7 @@ def _markers_line(rewritten: int, added: int, unmarked: dict[str, int], is_dct: 
     return f"restart markers: added to {rewritten:,} JPEGs, {added / 1e6:,.2f} MB{none}"
 
 
-def _iter_lines(facts: dict[str, Any]) -> Iterator[str]:
+def iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     """Yield the lines below the tables, one for each topic."""
     if "selected" in facts:
         kept = sum(split["images"] for split in facts["splits"].values())
