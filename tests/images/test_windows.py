@@ -182,7 +182,7 @@ def test_short_side_size_keeps_the_aspect(height, width, side):
 @pytest.mark.parametrize(
     ("description", "message"),
     [
-        ({"op": "Turn", "version": 1}, "'Turn' is not one of the ops.*CenterCrop, ColorJitter"),
+        ({"op": "Turn", "version": 1}, "'Turn' is not one of the ops.*CenterCrop, Choose, ColorJitter"),
         ({}, "None is not one of the ops"),
         ({"op": "Resize", "version": 2, "size": 3}, "Resize is of version 2, but this tpufeed makes version 1"),
         ({"op": "Resize", "size": 3}, "version None"),

@@ -131,7 +131,6 @@ def draw_folder(layout):
         if depth == "captions":
             meant.text = f"a photo, number {number}"
             layout.write(f"src/{number:03}.txt", meant.text)
-            layout.strays += 1
         layout.images[number] = meant
     if layout.pick("strays", False, True):
         layout.write("src/README.md", "mine")

@@ -85,6 +85,8 @@ class TextsSource(TarSource):
             database.execute("CREATE TABLE files(key TEXT, name TEXT, bytes INT, version TEXT)")
             with listing(), in_utf8():
                 database.executemany("INSERT INTO files VALUES(?, ?, ?, ?)", iter_files())
+            if special := len(self._store.special_files):
+                found.ignored_files["special files"] = special
             rows = database.execute("SELECT * FROM files ORDER BY key, name")
             for key, group in groupby(rows, lambda row: row[0]):
                 sample = [ObjectInfo(*row[1:]) for row in group]
