@@ -184,8 +184,8 @@ def test_a_broken_chunk_is_sent_on_from_where_it_broke_off(server, store, chunke
     assert len(server.requests(operation="start")) == 1
     assert len(server.requests(operation="query")) == 1
     kept = 2_097_152 + (1_000_000 >> 18 << 18)  # the service keeps whole pieces of 256 KiB
-    ranges = [record.range for record in server.requests(operation="chunk")]
-    assert ranges[2].startswith(f"bytes {kept}-")
+    ranges = [record.range for record in server.requests(operation="chunk")]  # a busy server notes them in any order
+    assert sum(each.startswith(f"bytes {kept}-") for each in ranges) == 1
     assert sum(record.received_bytes for record in server.requests(operation="chunk")) < len(LARGE) + (1 << 20)
 
 
