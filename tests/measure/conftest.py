@@ -34,6 +34,7 @@ def make_cost(least_seconds=0.5):
         tpu="v5e-8",
         devices=1,
         hbm_bytes=2e9,
+        accessed_bytes=3e9,
         flops=3e9,
         temporary_bytes=4,
         bandwidth_seconds=least_seconds,

@@ -13,7 +13,7 @@ import pytest
 from tests.frameworks import lazy
 from tests.measure.conftest import make_cost
 from tpufeed.errors import OptionError, TpufeedError
-from tpufeed.measure import step_cost
+from tpufeed.measure import step_cost, tpu_compiler
 from tpufeed.measure.step_cost import _compile, cost_of_step
 
 jax = lazy("jax")
@@ -61,7 +61,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         programs.append(program.as_text())
         return make_cost()
 
-    monkeypatch.setattr(step_cost, "compile_for", compile_for)
+    monkeypatch.setattr(tpu_compiler, "compile_for", compile_for)
     monkeypatch.setattr(step_cost, "tpu_mesh", lambda *_: jax.sharding.Mesh(jax.devices()[:1], ("data",)))
     return programs
 

@@ -4,7 +4,6 @@ The step is imported and compiled in a process of its own, `python -m tpufeed.me
 compiler leave this process as it is. Costs are kept in the user's cache folder, by a hash of the program.
 """
 
-import hashlib
 import importlib.util
 import inspect
 import os
@@ -15,23 +14,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tpufeed.errors import OptionError, StoreError, TpufeedError, install_command
-from tpufeed.measure.files import write_file
+from tpufeed.errors import OptionError, TpufeedError, install_command
 from tpufeed.measure.tpu import find_tpu
-from tpufeed.measure.tpu_compiler import ENVIRONMENT, ProgramCost, compile_for, compiler_version, tpu_mesh
+from tpufeed.measure.tpu_compiler import ENVIRONMENT, ProgramCost, compiler_version, cost_for, tpu_mesh
 from tpufeed.options import Count, checked
-from tpufeed.storage.copies_folder import user_cache
 from tpufeed.text import format_error, shorten
 
-_COST = msgspec.json.Decoder(ProgramCost)
 _ANSWER: msgspec.json.Decoder[ProgramCost | str] = msgspec.json.Decoder(ProgramCost | str)
-_FOLDER = "tpufeed-steps"  # in the user's cache
 _TAKES = "the number of images on a device or, with a second parameter, the number on all devices and their mesh"
 _RETURNS = "(step, arguments) for JAX, or (module, loss, arguments) for torch, with arguments in a tuple"
 
@@ -101,7 +95,7 @@ def check_step(step: str) -> None:
 
 
 def _compile(step: str, tpu: str, batch_size: int) -> ProgramCost:
-    """Compile a step in this process, or return the cost that was kept."""
+    """Compile a step in this process."""
     file, _, name = step.rpartition(":")
     with _blamed(step, file):
         sys.path.insert(0, str(Path(file).resolve().parent))  # as `python FILE` does
@@ -121,18 +115,7 @@ def _compile(step: str, tpu: str, batch_size: int) -> ProgramCost:
         if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[-1], tuple):
             raise OptionError(f"{step} returns {type(made).__name__}; expected {_RETURNS}")
         program = _lower_torch(*made) if len(made) == 3 else _lower_jax(made[0], made[-1], images, mesh)
-    text = program if isinstance(program, str) else program.as_text()
-    parts = (*map(metadata.version, ("libtpu", "jax")), tpu, str(mesh.size), text)
-    kept, folder = f"{hashlib.sha256(' '.join(parts).encode()).hexdigest()}.json", user_cache()
-    if folder is not None:
-        with suppress(OSError, msgspec.DecodeError):
-            return _COST.decode((folder / _FOLDER / kept).read_bytes())
-    cost = compile_for(tpu, program)
-    if folder is not None:
-        with suppress(OSError, StoreError):
-            (folder / _FOLDER).mkdir(parents=True, exist_ok=True)
-            write_file(folder / _FOLDER / kept, msgspec.json.encode(cost))
-    return cost
+    return cost_for(tpu, program)
 
 
 def _lower_jax(step: Any, arguments: tuple[Any, ...], images: int, mesh: Any) -> Any:
@@ -189,7 +172,8 @@ def _blamed(step: str, file: str) -> Iterator[None]:
         frames, place = traceback.extract_tb(error.__traceback__), str(Path(file).absolute())
         line = next((f"{file}, line {each.lineno}: " for each in reversed(frames) if each.filename == place), "")
         said = f"{line}{type(error).__name__}: {shorten(format_error(error).splitlines()[0], 300)}"
-        mesh = "; it is for other devices: take their mesh as a second parameter" if "devices" in said else ""
+        others = "devices" in said or "sharding" in said
+        mesh = "; it is for other devices: take their mesh as a second parameter" if others else ""
         raise OptionError(f"{step} cannot be prepared for a TPU: {said}{mesh}") from error
 
 

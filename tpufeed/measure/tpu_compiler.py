@@ -7,15 +7,22 @@ libtpu has the compiler. Call this in a process of its own that was started with
     cost = compile_for("v5e-8", jax.jit(step).lower(batch))
 """
 
+import hashlib
 import importlib.util
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
-from tpufeed.errors import MissingExtraError, OptionError
+import msgspec
+
+from tpufeed.errors import MissingExtraError, OptionError, StoreError
+from tpufeed.measure.files import write_file
+from tpufeed.measure.hlo import count_hbm_bytes
 from tpufeed.measure.tpu import find_tpu
+from tpufeed.storage.copies_folder import user_cache
 from tpufeed.text import shorten
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 # JAX itself runs on the CPU. libtpu asks no metadata server, and takes no lock that another process may hold.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 EXTRA = "tpu-compiler"
+_FOLDER = "tpufeed-steps"  # in the user's cache
 # Topologies of one host. A v4 is compiled as its hosts run it: both TensorCores of a chip are one device.
 _TOPOLOGIES: dict[str, tuple[str, dict[str, str]]] = {
     "v2-8": ("v2:2x2", {}),
@@ -43,7 +51,8 @@ class ProgramCost:
 
     Attributes:
         devices: number of devices that share the program.
-        hbm_bytes: bytes that it reads from HBM and writes to it.
+        hbm_bytes: bytes that it reads from HBM and writes to it, at least.
+        accessed_bytes: bytes that its ops read and write, also within the chip's own memory.
         temporary_bytes: HBM for values between its ops.
         bandwidth_seconds: bytes / bandwidth.
         peak_seconds: FLOPs / peak.
@@ -55,6 +64,7 @@ class ProgramCost:
     tpu: str
     devices: int
     hbm_bytes: float
+    accessed_bytes: float
     flops: float
     temporary_bytes: int
     bandwidth_seconds: float
@@ -106,6 +116,23 @@ def tpu_mesh(tpu: str, devices: int = 1) -> "Mesh":
     return Mesh(found[:devices], ("data",))
 
 
+def cost_for(tpu: str, program: "Lowered | str") -> ProgramCost:
+    """Return what `compile_for` does, or the cost that it gave for the same program once: the user's cache keeps it."""
+    text = program if isinstance(program, str) else program.as_text()
+    parts = (*map(metadata.version, ("libtpu", "jax")), find_tpu(tpu).name, text)
+    folder = user_cache()
+    if folder is None:
+        return compile_for(tpu, program)
+    kept = folder / _FOLDER / f"{hashlib.sha256(' '.join(parts).encode()).hexdigest()}.json"
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(kept.read_bytes(), type=ProgramCost)
+    cost = compile_for(tpu, program)
+    with suppress(OSError, StoreError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_file(kept, msgspec.json.encode(cost))
+    return cost
+
+
 def compile_for(tpu: str, program: "Lowered | str") -> ProgramCost:
     """Compile a program that was lowered for the devices of `tpu_mesh`, or StableHLO text for one of them.
 
@@ -123,13 +150,15 @@ def compile_for(tpu: str, program: "Lowered | str") -> ProgramCost:
         ) from error
     seconds, costs = time.process_time() - begin, executable.cost_analysis()
     # Not its "optimal_seconds", which is below 0 for some programs.
-    hbm_bytes, flops = float(costs.get("bytes accessed", 0)), float(costs.get("flops", 0))
+    accessed_bytes, flops = float(costs.get("bytes accessed", 0)), float(costs.get("flops", 0))
+    hbm_bytes = min(accessed_bytes, float(sum(count_hbm_bytes(each.to_string()) for each in executable.hlo_modules())))
     share = one.chips / one.devices
     orders = (re.match(r"\{([\d,]*)", str(layout)) for layout in executable.get_parameter_layouts())
     return ProgramCost(
         tpu=one.name,
         devices=devices,
         hbm_bytes=hbm_bytes,
+        accessed_bytes=accessed_bytes,
         flops=flops,
         temporary_bytes=executable.get_compiled_memory_stats().temp_size_in_bytes,
         bandwidth_seconds=hbm_bytes / (one.bandwidth_gbps * 1e9 * share),
@@ -146,6 +175,8 @@ def _compile_lowered(program: "Lowered") -> tuple[Any, int]:
 
     compiled = program.compile()
     sharding: Any = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))[0]
+    if any(device.platform != "tpu" for device in sharding.device_set):
+        raise OptionError("the program is for devices of this host: give it the mesh of the TPU's, a second parameter")
     return compiled.runtime_executable(), len(sharding.device_set)
 
 
