@@ -15,6 +15,7 @@ from tpufeed.images import (
 from tpufeed.images.protocols import Op
 
 SIDE, OUT = 256, 224
+TPUS, ONE, IMAGES = ("v5e-8", "v4-8", "v5p-8", "v6e-8"), "v5e-8", 128
 # All of RandAugment's but its shears, its rotation and equalize, which a device refuses.
 TRANSFORMS = (
     *("identity", "translate_x", "translate_y", "brightness", "color", "contrast", "sharpness", "posterize"),

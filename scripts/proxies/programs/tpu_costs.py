@@ -1,26 +1,27 @@
 """What programs cost by the TPU's own compiler, a JSON line each: `tpu_costs.py TPU BATCH CHAIN|... [FILE.mlir ...]`.
 
-For each chain of device ops as JAX runs it, with all kinds of input for one of them, DCT coefficients among them, and
-for images as floats. Then for files of StableHLO text ("WAY, PROGRAM.mlir"). They are compiled for the TPU, not run on
-it.
+For each chain of device ops as JAX runs it, for one of them from DCT coefficients, too, and for images as floats. Then
+for files of StableHLO text ("WAY, PROGRAM.mlir"). `chains.IMAGES` on `chains.ONE` are also sent in the other ways. What
+was compiled once is kept, so a run that was ended continues. They are compiled for the TPU, not run on it.
 """
 
 import json
 import os
 import re
 import sys
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tpufeed.measure.tpu_compiler import ENVIRONMENT, ProgramCost, compile_for, tpu_mesh
+from tpufeed.measure.tpu_compiler import ENVIRONMENT, cost_for, tpu_mesh
 
 os.environ.update(ENVIRONMENT)
 
 import jax
 import jax.numpy as jnp
-from chains import CHAINS, OUT, SIDE
+from chains import CHAINS, IMAGES, ONE, OUT, SIDE
 from jax.sharding import NamedSharding, PartitionSpec
 
 import tpufeed
@@ -31,19 +32,21 @@ from tpufeed.images.coefficients import of_quality
 from tpufeed.images.device import DeviceOps
 
 SENT = "rows" if SENDS_ROWS else "pixels"
-EVERY_INPUT = "crop and flip"  # the chain that is also compiled for the ways of sending images that are not used
+EVERY_INPUT = "crop and flip"  # the chain that is also compiled for other ways of sending images
 
 
 def main(tpu: str, batch: str, chains: str, *texts: str) -> None:
     images, one = int(batch), NamedSharding(tpu_mesh(tpu), PartitionSpec())
+    other_ways = (tpu, images) == (ONE, IMAGES)
 
     def compiled(program: str, way: str, given: str, function: Any, *shapes: Any) -> None:
         arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=one) for shape, dtype in shapes]
-        write(program, way, given, images, compile_for(tpu, jax.jit(function).lower(*arguments)))
+        row = {"program": program, "way": way, "input": given, "batch": images}
+        write(tpu, row, jax.jit(function).lower(*arguments))
 
     for name in filter(None, chains.split("|")):
         ops = DeviceOps(CHAINS[name], (SIDE, SIDE))
-        for given in INPUTS if name == EVERY_INPUT else [SENT]:
+        for given in INPUTS if name == EVERY_INPUT and other_ways else [SENT]:
             shape, pixels = INPUTS[given](images, SIDE)
 
             def apply(sent: Any, numbers: Any, ops: DeviceOps = ops, pixels: Any = pixels) -> Any:
@@ -54,7 +57,7 @@ def main(tpu: str, batch: str, chains: str, *texts: str) -> None:
         if name == EVERY_INPUT:
             coefficients = of_quality((SIDE, SIDE), 90)
             shape, ops = (images, *coefficients.shape), DeviceOps(CHAINS[name], (SIDE, SIDE), coefficients)
-            for way, arrays in {"JAX, kernel": ON_TPU, "JAX, XLA": ARRAYS}.items():
+            for way, arrays in {"JAX, kernel": ON_TPU, **({"JAX, XLA": ARRAYS} if other_ways else {})}.items():
                 shapes = (shape, jnp.int8), ((images, ops.width), jnp.float32)
                 compiled(f"{name} of coefficients", way, "coefficients", partial(ops.apply, arrays=arrays), *shapes)
     for given in INPUTS if chains else []:
@@ -67,7 +70,7 @@ def main(tpu: str, batch: str, chains: str, *texts: str) -> None:
         way, _, program = text.stem.partition(", ")
         source = text.read_text()
         number = re.findall(r"%arg(\d+): tensor<\d+x\d+x\d+x3xui8>", source)[0]
-        write(program, way, "pixels", images, compile_for(tpu, source), int(number))
+        write(tpu, {"program": program, "way": way, "input": "pixels", "batch": images}, source, int(number))
 
 
 def from_rows(images: int, side: int) -> tuple[tuple[int, ...], Any]:
@@ -86,12 +89,12 @@ def from_planes(images: int, side: int) -> tuple[tuple[int, ...], Any]:
 INPUTS = {"rows": from_rows, "pixels": from_pixels, "planes": from_planes}
 
 
-def write(program: str, way: str, given: str, images: int, cost: ProgramCost, number: int = 0) -> None:
-    """Print a row. Argument `number` has the images."""
-    found = asdict(cost)
+def write(tpu: str, row: dict[str, Any], source: Any, number: int = 0) -> None:
+    """Print the row of a program, with what it costs. Argument `number` has the images."""
+    print(time.strftime("%X"), tpu, *row.values(), file=sys.stderr, flush=True)
+    found = asdict(cost_for(tpu, source))
     layout = found.pop("layouts")[number]
-    row = {"program": program, "way": way, "input": given, "batch": images, **found, "layout": layout}
-    print(json.dumps(row), flush=True)
+    print(json.dumps({**row, **found, "layout": layout}), flush=True)
 
 
 if __name__ == "__main__":
