@@ -6,7 +6,7 @@ given `round(share * b * B)` samples, rounded by largest remainders: within one 
 and again: a dataset whose samples cannot be halved gives the odd one to a random half. Leaves of 64 are permuted. So
 the dataset of any number, and the samples that it has given before, are found in O(datasets) memory.
 
-docs/mixtures.md describes the same step by step.
+docs/decisions/2026-11-26-mixtures.md describes the same step by step.
 """
 
 import math
