@@ -1,4 +1,4 @@
-"""README.md and pages on loaders, torch, torch_xla, its guides, device ops and resume: commands and programs run.
+"""README.md and pages on loaders, torch, torch_xla, device ops and resume: commands and programs run.
 
 All that one process with one device can run is run by one, as to import the frameworks takes longer than the programs.
 """
@@ -29,7 +29,6 @@ RUNS = {
     "device_ops.md": "",
     "torch.md": "",
     "xla.md": "",
-    "coming-from.md": "",
     "security.md": "^tpufeed ",
     "kaggle.md": "torch_xla.launch",
     "measuring.md": "torch_xla.debug.profiler",
@@ -86,7 +85,6 @@ def outputs(folder: Path) -> dict[str, str]:
     for name, theirs in (("device_ops", True), ("device_ops_others", False)):
         programs[name] = [code for code in blocks("device_ops.md") if ("torch_xla" in code) == theirs]
     programs["resume"] = blocks("resume.md")[:2]
-    programs["guides"] = blocks("coming-from.md")
     programs["capture"] = [code for code in blocks("measuring.md") if "torch_xla.debug.profiler" in code]
     assert len(blocks("README.md")) == 3  # that for JAX runs with docs/jax.md
     for name in ("keras", "torch_xla"):
@@ -139,14 +137,6 @@ def test_device_ops_of_torch_xla(outputs: dict[str, str]) -> None:
 def test_device_ops_of_jax_and_tensorflow(outputs: dict[str, str]) -> None:
     told = r"loss \d\.\d+ of images \(16, 224, 224, 3\)\nmean -?\d\.\d+\n"
     assert re.fullmatch(told, outputs["device_ops_others"])
-
-
-def test_the_script_of_the_guides(outputs: dict[str, str]) -> None:
-    assert re.findall(r"^epoch (\d): loss \d\.\d+, \d+ of (\d+) right", outputs["guides"], re.MULTILINE) == [
-        ("0", "21"),
-        ("1", "21"),
-    ]
-    assert "Counter: MarkStep" in outputs["guides"]
 
 
 def test_torch_xla_on_four_devices_and_under_spmd(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A training as TPU_utility (github.com/Wabinab/TPU_utility) has it, with the changes that docs/coming-from.md lists.
+"""A training as TPU_utility (github.com/Wabinab/TPU_utility) has it, with the changes that docs/moving.md lists.
 
 Its parts are functions: one makes the datasets, one the DataLoaders, one goes through the epochs, and two through the
 batches of one. Its first step there is to warm a cache of presized images.
