@@ -7,6 +7,7 @@ machine of that kind; or a row of results/by-hand.json, of what a person ran: su
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,18 +15,17 @@ from typing import Any, NamedTuple
 from benchmarks.entry import RESULTS, ROOT, make_parser
 
 PAGE = ROOT / "docs/what-has-run.md"
-BY_HAND, PACKAGES, PLATFORMS = "by-hand", "packages", "platforms"
+BY_HAND, PLATFORMS = "by-hand", "platforms"
 WHOLE = "all of it"  # the row of a platform that says what stood in
 
 Results = Mapping[str, Any]
 
 
 class Subject(NamedTuple):
-    """Something that may have run or not: what stood in for it, and the command that would run it."""
+    """Something that may have run or not, and what stood in for it."""
 
     name: str
     stand_in: str
-    command: str
     found: Callable[[Results], Iterator[str]] = lambda _: iter(())
 
 
@@ -51,14 +51,14 @@ def make_page(folder: Path) -> str:
         "# What has run where",
         "",
         "Made by `python benchmarks/run.py ran-page --write` from `benchmarks/results/`, where each names its machine.",
-        "If you run a line of the first table, please send the result. `check-tpu` is",
-        "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json` on a TPU VM.",
+        "Please run what has not run, and send the result: on a TPU VM",
+        "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json`, elsewhere `./scripts/test --all`.",
         "",
         "## Has not run",
         "",
-        "| subject | stood in for it | would run it |",
-        "|---|---|---|",
-        *(f"| {each.name} | {each.stand_in} | {each.command} |" for each in SUBJECTS if not runs[each.name]),
+        "| subject | stood in for it |",
+        "|---|---|",
+        *(f"| {each.name} | {each.stand_in} |" for each in SUBJECTS if not runs[each.name]),
         "",
         "## Has run",
         "",
@@ -66,21 +66,14 @@ def make_page(folder: Path) -> str:
         "|---|---|",
         *(f"| {each.name} | {'; '.join(runs[each.name])} |" for each in SUBJECTS if runs[each.name]),
         "",
-        "## Packages",
+        "## Packages and platforms",
         "",
-        "`scripts/package-matrix` installs the wheel into empty environments, one per case, and trains with it.",
+        "`scripts/package-matrix` trains with the wheel in an empty environment per extra",
+        "([results](../benchmarks/results/packages.json)). `scripts/platforms NAME` imitates a platform on one machine",
+        "([what each check saw](../benchmarks/results/platforms.json)):",
         "",
-        "| Python | result | cases | dates |",
+        "| platform | what stood in | checks | date |",
         "|---|---|---|---|",
-        *_packages(results.get(PACKAGES, {}).get("rows", ())),
-        "",
-        "## Platforms",
-        "",
-        "`scripts/platforms NAME` imitates a platform on one machine and checks tpufeed there",
-        "([what each check saw](../benchmarks/results/platforms.json)).",
-        "",
-        "| platform | what stood in | ok | failed | not run | minutes | date |",
-        "|---|---|---:|---:|---:|---:|---|",
         *_platforms(results.get(PLATFORMS, {}).get("rows", ())),
         "",
         *_unsettled(results.get(PLATFORMS, {}).get("rows", ())),
@@ -94,25 +87,15 @@ def _said(subject: Subject, by_hand: list[dict[str, str]]) -> Iterator[str]:
             yield f"{run['date']}, {run['machine']}: `{run['command']}`: {run['outcome']}"
 
 
-def _packages(cases: Iterable[dict[str, str]]) -> Iterator[str]:
-    alike: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for case in cases:
-        alike.setdefault((case["python"], case["result"]), []).append(case)
-    for (python, result), group in alike.items():
-        dates = sorted({case["date"] for case in group})
-        names = ", ".join(case["case"] for case in group)
-        yield f"| {python} | {result} | {names} | {' to '.join(dict.fromkeys((dates[0], dates[-1])))} |"
-
-
 def _platforms(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["platform"], []).append(row)
     for name, checks in found.items():
         (whole,) = (row for row in checks if row["check"] == WHOLE)
-        counts = [sum(row["result"] == result for row in checks if row is not whole) for result in RESULT_WORDS]
-        cells = (name, whole["seen"], *map(str, counts), f"{whole['seconds'] / 60:.0f}", whole["date"])
-        yield f"| {' | '.join(cells)} |"
+        counts = Counter(row["result"] for row in checks if row is not whole)
+        said = ", ".join(f"{counts[result]} {word}" for result, word in RESULT_WORDS.items() if counts[result])
+        yield f"| {name} | {whole['seen']} | {said} | {whole['date']} |"
 
 
 def _unsettled(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -176,67 +159,43 @@ def _nodes(machine: Mapping[str, Any]) -> int:
 
 
 RESULT_WORDS = {"ok": "ok", "FAILED": "failed", "n/a": "not run"}
-CHECK = "`check-tpu`"
-LONG = "`./scripts/test --long`"
 SUBJECTS = (
-    Subject("JAX on a TPU", "8 virtual devices on a CPU; an emulated TPU", CHECK, _on_tpu("jax")),
-    Subject("torch_xla on a TPU", "4 CPU devices of torch_xla; an emulated TPU", CHECK, _on_tpu("torch_xla")),
-    Subject("TorchTPU on a TPU", "the CPU through the same calls of torch", CHECK, _on_tpu("torchtpu")),
-    Subject(
-        "TensorFlow and Keras on a TPU", "TensorFlow's CPU, and its strategies on it", CHECK, _on_tpu("tensorflow")
-    ),
-    Subject("device ops on a TPU", "CPU devices of each framework", CHECK, _device_ops_on_tpu),
-    Subject("libtpu's counters", "values that tests make up", CHECK, _on_tpu("jax", counters=True)),
-    Subject("a pod: several TPU hosts", "several processes on one machine", "[tpu-vm.md](tpu-vm.md)"),
+    Subject("JAX on a TPU", "8 virtual devices on a CPU, an emulated TPU", _on_tpu("jax")),
+    Subject("torch_xla on a TPU", "4 CPU devices of torch_xla, an emulated TPU", _on_tpu("torch_xla")),
+    Subject("TorchTPU on a TPU", "the CPU through the same calls of torch", _on_tpu("torchtpu")),
+    Subject("TensorFlow and Keras on a TPU", "TensorFlow's CPU, and its strategies on it", _on_tpu("tensorflow")),
+    Subject("device ops on a TPU", "CPU devices of each framework", _device_ops_on_tpu),
+    Subject("libtpu's counters", "values that tests make up", _on_tpu("jax", counters=True)),
+    Subject("a pod: several TPU hosts", "several processes on one machine"),
     Subject(
         "more than 2 cores",
-        "2 cores; arithmetic beyond (benchmarks/scaling.md)",
-        "`python benchmarks/run.py feed --save feed-NAME`",
+        "2 cores, arithmetic beyond (benchmarks/scaling.md)",
         _on_machine(lambda machine: machine["cores"] > 2),
     ),
     Subject(
         "2 NUMA nodes and more",
         "a kernel in qemu that has two (`scripts/platforms numa`)",
-        "`tpufeed doctor URL`, and any benchmark with `--save`",
         _on_machine(lambda machine: _nodes(machine) > 1),
     ),
     Subject(
         "an Arm host",
         "qemu (`scripts/platforms arm64`)",
-        "`./scripts/test --all`",
         _on_machine(lambda machine: machine.get("architecture") in ("aarch64", "arm64")),
     ),
-    Subject("Google Cloud Storage itself", "a server of our own, which real clients talk to", "[gcs.md](gcs.md)"),
-    Subject("a Rapid (zonal) bucket", "a server of our own, to which Google's gRPC client talks", "[gcs.md](gcs.md)"),
-    Subject(
-        "a GCSFuse mount",
-        "rclone's mounts (`scripts/platforms rclone`)",
-        "[gcs.md](gcs.md)",
-    ),
-    Subject("the Hugging Face hub", "a server of our own for the hub's client", "[recipes.md](recipes.md)"),
-    Subject("Ray on several hosts", "a Ray cluster on one machine", "[scaleout.md](scaleout.md)"),
-    Subject("Dataflow, Flink and Spark", "Beam's DirectRunner", "[scaleout.md](scaleout.md)"),
-    Subject(
-        "the image of examples/gke",
-        "a sandbox with a read-only root",
-        "`podman build --file examples/gke/Dockerfile --tag IMAGE .`",
-    ),
-    Subject(
-        "NFS between machines, Filestore",
-        "a kernel in qemu that serves and mounts it (`scripts/platforms nfs`)",
-        "[gcs.md](gcs.md)",
-    ),
-    Subject("GKE and JobSet", "a sandbox with a read-only root", "[containers.md](containers.md)"),
-    Subject(
-        "Slurm on several machines",
-        "its daemons, of two nodes on one machine (`scripts/platforms slurm`)",
-        "[containers.md](containers.md)",
-    ),
+    Subject("Google Cloud Storage itself", "a server of our own, which real clients talk to"),
+    Subject("a Rapid (zonal) bucket", "a server of our own, to which Google's gRPC client talks"),
+    Subject("a GCSFuse mount", "rclone's mounts (`scripts/platforms rclone`)"),
+    Subject("the Hugging Face hub", "a server of our own for the hub's client"),
+    Subject("Ray on several hosts", "a Ray cluster on one machine"),
+    Subject("Dataflow, Flink and Spark", "Beam's DirectRunner"),
+    Subject("the image of examples/gke", "a sandbox with a read-only root"),
+    Subject("NFS between machines, Filestore", "a kernel in qemu that serves and mounts it (`scripts/platforms nfs`)"),
+    Subject("GKE and JobSet", "a sandbox with a read-only root"),
+    Subject("Slurm on several machines", "its daemons, of two nodes on one machine (`scripts/platforms slurm`)"),
     Subject(
         "an hour of feeding with faults",
         "20 minutes (`soak.json`), and 20 s in each run of the tests",
-        "`python benchmarks/run.py soak --save`",
         lambda results: _soaked(results, 3600),
     ),
-    Subject("the long tests", "their short forms, in each run of the tests", LONG),
+    Subject("the long tests", "their short forms, in each run of the tests"),
 )
