@@ -79,7 +79,7 @@ def programs_of_pages(folder):
     programs = blocks("tfdata.md")
     serve, trainer = (next(code for code in programs if words in code) for words in ("DispatchServer", "service="))
     rest = [code for code in programs if code not in (serve, trainer)]
-    assert len(rest) == 8
+    assert len(rest) == 6
     (folder / "program.py").write_text("\n".join(rest))
     (folder / "serve.py").write_text(serve)
     (folder / "trainer.py").write_text(trainer)
