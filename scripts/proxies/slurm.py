@@ -1,4 +1,4 @@
-"""Slurm: the daemons of two nodes on this machine, with the program and the script of docs/containers.md."""
+"""Slurm: the daemons of two nodes on this machine, with the program of docs/containers.md and examples/slurm."""
 
 import json
 import platform as this_machine
@@ -27,9 +27,8 @@ install -d -o munge /run/munge && install -d /var/spool/slurmctld /var/spool/slu
 setpriv --reuid=munge --regid=munge --clear-groups munged --force && sleep 1 && munge -n | unmunge &&
 slurmctld -c && slurmd -c -N n1 && slurmd -c -N n2
 """
-PAGE = (ROOT / "docs/containers.md").read_text()
-SCRIPT = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)[0]
-RANKS, TRAINING, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SCRIPT, TRAINING = ((ROOT / "examples/slurm" / name).read_text() for name in ("train.sbatch", "train.py"))
+(RANKS, *_) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/containers.md").read_text(), re.DOTALL)
 
 
 def run(platform: Platform) -> None:
@@ -273,7 +272,7 @@ class Cluster:
         """SIGTERM to srun itself: it kills the tasks, also if the script ignores the signal."""
         line = "srun python train.py"
         ignoring = SCRIPT.replace(line, f"trap '' TERM\n{line}")
-        expect(ignoring != SCRIPT, f"docs/containers.md has no line {line}")
+        expect(ignoring != SCRIPT, f"train.sbatch has no line {line}")
         for name, script in (("full", SCRIPT), ("full-ignoring", ignoring)):
             saved, _ = self.end(name, "--full --signal=TERM", "FAILED", script)
             expect(not saved, f"{name}: saved {saved}: docs/containers.md says otherwise")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,7 @@ from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, ran, run,
 from tests.repo.docs.stand_ins import install
 
 RUNS = {"containers.md": ""}
-SLURM, TORCH, RAY = blocks("containers.md")
-(SCRIPT,) = (block for block in blocks("containers.md", "bash") if block.startswith("#!"))
+SLURM, RAY = blocks("containers.md")
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def start_job(folder: Path, tools: Path, port: int, steps: int) -> subprocess.Po
 
 
 def test_a_job_that_is_queued_again_continues_with_the_next_sample(folder: Path, tmp_path: Path) -> None:
-    (folder / "train.py").write_text(TORCH)
-    (folder / "train.sbatch").write_text(SCRIPT)
+    for name in ("train.py", "train.sbatch"):
+        shutil.copy(ROOT / "examples/slurm" / name, folder)
     port = free_port()
     with start_job(folder, tmp_path, port, 1_000_000) as job:
         deadline = time.monotonic() + 120
@@ -89,7 +89,7 @@ def test_a_job_that_is_queued_again_continues_with_the_next_sample(folder: Path,
     for first in range(0, steps, 2):
         epoch = [sample for rank in ranks for _, *samples in rank[first : first + 2] for sample in samples]
         assert len({*epoch}) == len(epoch) == 32
-    ran(TORCH, SCRIPT)
+    ran(*(line for line in commands("containers.md") if line.startswith("sbatch ")))
 
 
 def free_port() -> int:
