@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import tpufeed
 from tests.conftest import make_photos
 from tests.faults import remote
+from tests.forked import Forked
 from tests.gcs_server import GcsServer
 from tpufeed import cache
 from tpufeed.cli.app import app
@@ -207,9 +208,14 @@ class Struck:
     def run(self, *words, under=()):
         """`under`: a command that runs it."""
         path = os.pathsep.join(filter(None, [str(self._folder), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path}
+        if not under:
+            forked = Forked(words, self._folder / "sitecustomize.py", environment)
+            said = forked.communicate()
+            return subprocess.CompletedProcess(words, forked.returncode, *said)
         return subprocess.run(
             [*under, TPUFEED, *map(str, words)],
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment,
             start_new_session=True,
             capture_output=True,
             text=True,

@@ -3,7 +3,6 @@
 `tests/sharding/test_faults.py` kills `tpufeed shard`; here it is `cache warmup` and `adopt`.
 """
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -16,6 +15,7 @@ import pytest
 import tpufeed
 from tests.faults import remote
 from tests.faults.remote import CHUNK_BYTES, epochs_of, names_of, objects, pairs
+from tests.forked import CONTEXT
 from tpufeed import cache
 from tpufeed.dataset.reader import find_versions, open_dataset
 from tpufeed.errors import DatasetNotFoundError
@@ -268,11 +268,9 @@ def test_a_dataset_in_a_bucket_is_one_whole_version_too(work, rounds, growing, s
 @pytest.fixture(scope="module")
 def spawn():
     """`spawn(function, *arguments)`: the function in a process of its own, that has all modules already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.faults.remote", "google.cloud.storage", "gcsfs"])
 
     def go(function, *arguments):
-        process = context.Process(target=function, args=arguments, daemon=True)
+        process = CONTEXT.Process(target=function, args=arguments, daemon=True)
         process.start()
         return process
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.conftest import make_photos
+from tests.forked import Forked
 from tpufeed.cli.app import app
 from tpufeed.dataset.naming import DIGESTS
 from tpufeed.sharding.inventory import Inventory
@@ -190,9 +191,11 @@ class Command:
     def start(self, destination, *further_flags, before=()):
         """Start the process. `before` are the words of a command that runs it."""
         (self.folder / "orders.json").write_text(json.dumps(self.orders))
-        words = [*before, Path(sys.executable).with_name("tpufeed"), "shard", self.source, destination]
+        words = ["shard", self.source, destination, *self.flags, *further_flags]
+        if not before:
+            return Forked(words, self.folder / "sitecustomize.py", self.environment)
         return subprocess.Popen(
-            [*map(str, words), *map(str, (*self.flags, *further_flags))],
+            list(map(str, (*before, Path(sys.executable).with_name("tpufeed"), *words))),
             env=self.environment,
             start_new_session=True,
             stdout=subprocess.PIPE,
