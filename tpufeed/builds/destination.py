@@ -460,10 +460,6 @@ class Destination:
             if found is not None and self.store.read(name, found.version) == data:
                 self.store.delete(name, found.version)
 
-    def find_lost(self, manifest: Manifest) -> str | None:
-        """Return the first file that `iter_lost` yields."""
-        return next(self.iter_lost(manifest), None)
-
     def iter_lost(self, manifest: Manifest) -> Iterator[str]:
         """Yield each file of a manifest that is missing or has another size or, if the store knows it, another CRC.
 

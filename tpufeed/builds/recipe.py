@@ -40,42 +40,51 @@ class SplitPreview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A plan before it is stored, and what else is known about its build.
+class Trial:
+    """What listing a source, and trying a few of its samples, tells about a build.
 
     Attributes:
-        header: header of the plan. None if the growing dataset has all samples already.
-        tasks: tasks of the plan. They are read once, and only while the draft is open.
         splits: splits by name.
-        warnings: sentences that the plan does not store.
-        skipped: number of samples that the dataset has already, if there is no header with this number.
+        warnings: sentences on what would be better for training. A draft has those that its plan does not store.
+        skipped: number of images of an append that are in the dataset already. A draft has it if it has no header.
         source_bytes: size of all input images.
-        gets: number of requests that read them from a bucket. 0: one for each.
-        sizes: sizes of the images that were tried, after presizing.
+        sizes: sizes of the images that were tried, after presizing, if any were.
         odd: odd cases of these, counted.
         probed: number of samples that were tried.
         probed_rejects: number of these that cannot be taken.
         probed_seconds: time that one core takes for one sample, with all variants of a cache.
-        refused: inputs that are known to be rejected, counted by reason.
-        first_refused: the first few of them.
         fingerprint: fingerprint of the cache that this build makes, if it makes one.
     """
 
-    header: PlanHeader | None
-    tasks: Iterable[Task] = ()
     splits: dict[str, SplitPreview] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     skipped: int = 0
     source_bytes: int = 0
-    gets: int = 0
     sizes: Sizes | None = None
     odd: Counter[str] = field(default_factory=Counter)
     probed: int = 0
     probed_rejects: int = 0
     probed_seconds: float = 0.0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft(Trial):
+    """A plan before it is stored, and what else is known about its build.
+
+    Attributes:
+        header: header of the plan. None if the growing dataset has all samples already.
+        tasks: tasks of the plan. They are read once, and only while the draft is open.
+        gets: number of requests that read the images from a bucket. 0: one for each.
+        refused: inputs that are known to be rejected, counted by reason.
+        first_refused: the first few of them.
+    """
+
+    header: PlanHeader | None
+    tasks: Iterable[Task] = ()
+    gets: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     first_refused: Sequence[Reject] = ()
-    fingerprint: str = ""
 
 
 class Recipe(Protocol):
@@ -163,57 +172,37 @@ class Recipe(Protocol):
         """
         return manifest, None
 
-    def judge(self, manifest: Manifest) -> Iterable[str]:
-        """Yield warnings of what the build found."""
+    def judge(self, sizes: Sizes | None, odd: Mapping[str, int], whose: str = "") -> Iterable[str]:
+        """Yield warnings of the sizes and odd cases that the build found, or a preview: `whose` names its images."""
         return ()
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview(Trial):
     """Forecast of a build: its plan, and the results of listing the source and trying a few samples.
 
     Attributes:
         source: URL of the input.
         destination: URL of the destination.
-        splits: splits by name.
         bytes: estimated size of all shards together.
         variants: number of variants of a cache, or 1 for other datasets.
         classes: number of classes.
-        source_bytes: size of all input images.
         listed: what the source is taken for.
-        sizes: sizes of the images that were tried, if any were.
-        odd: odd cases of these, counted.
         free_bytes: free space at the destination. None if unknown.
         cost: estimated cost of the build in a bucket of Google Cloud Storage. None if there is none.
         seconds: estimated time of the build.
-        probed: number of samples that were tried.
-        probed_rejects: number of these that cannot be taken.
-        probed_seconds: time that one core takes for one sample, with all variants of a cache.
-        warnings: sentences on what would be better for training.
         complete: the dataset exists already: nothing would be done.
-        skipped: number of images of an append that are in the dataset already.
         version: the dataset's number afterwards, if it grows.
-        fingerprint: fingerprint of the cache that this build makes, if it makes one.
     """
 
     source: str
     destination: str
-    splits: dict[str, SplitPreview]
     bytes: int
     variants: int = 1
     classes: int = 0
-    source_bytes: int = 0
     listed: Listed = UNLISTED
-    sizes: Sizes | None = None
-    odd: dict[str, int] = field(default_factory=dict)
     free_bytes: int | None = None
     cost: BucketCost | None = None
     seconds: float = 0.0
-    probed: int = 0
-    probed_rejects: int = 0
-    probed_seconds: float = 0.0
-    warnings: tuple[str, ...] = ()
     complete: bool = False
-    skipped: int = 0
     version: int | None = None
-    fingerprint: str = ""

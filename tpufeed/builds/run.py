@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
@@ -24,7 +24,7 @@ from tpufeed.builds.destination import Destination, Report
 from tpufeed.builds.digests import Duplicates
 from tpufeed.builds.plan import PlanHeader, TaskRef, with_access, write_plan
 from tpufeed.builds.prices import bucket_cost
-from tpufeed.builds.recipe import Preview, Recipe, SplitPreview
+from tpufeed.builds.recipe import Preview, Recipe, SplitPreview, Trial
 from tpufeed.builds.rejects import Rejects, allowed_rejects, too_many
 from tpufeed.builds.repair import repair
 from tpufeed.builds.versions import check_base, publish
@@ -230,7 +230,7 @@ def preview(
     destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
     present = finished or base
-    lost = None if present is None else Destination(present.store).find_lost(present.manifest)
+    lost = None if present is None else next(Destination(present.store).iter_lost(present.manifest), None)
     if present is not None and lost is not None:
         raise BuildError(
             f"{present.url}/{lost} is missing or damaged. Nothing was changed. The command that made it makes it "
@@ -245,8 +245,8 @@ def preview(
         if draft.header is None:
             assert base is not None, "only a dataset that grows may have all samples already"
             complete = _preview_of(recipe, base)
-            said = (*recipe.warnings, *draft.warnings)
-            return replace(complete, splits={}, bytes=0, skipped=draft.skipped, version=base.number, warnings=said)
+            both = (*recipe.warnings, *draft.warnings)
+            return replace(complete, splits={}, bytes=0, skipped=draft.skipped, version=base.number, warnings=both)
         inputs, refused = sum(split.inputs for split in draft.splits.values()), draft.refused
         allowed = allowed_rejects(max_rejects, inputs)
         if refused.total() > allowed:
@@ -272,32 +272,21 @@ def preview(
         )
         shards = sum(split.shards for split in splits.values())
         size = sum(split.bytes for split in splits.values())
+        said = itertools.chain(recipe.warnings, header.listed.warnings, *of_shards, draft.warnings)
+        tried = {each.name: getattr(draft, each.name) for each in fields(Trial)}
+        tried |= {"splits": splits, "warnings": tuple(said), "skipped": header.skipped}
         return Preview(
             source=recipe.source,
             destination=destination.url,
-            splits=splits,
             bytes=size,
             variants=variants,
             classes=len(header.class_names),
-            source_bytes=draft.source_bytes,
             listed=header.listed,
-            sizes=draft.sizes,
-            odd=draft.odd,
             free_bytes=own.store.free_bytes(),
             cost=bucket_cost(recipe.stores, own.store, draft.gets or inputs, draft.source_bytes, shards, size),
             seconds=inputs * draft.probed_seconds / (workers or default_workers()),
-            probed=draft.probed,
-            probed_rejects=draft.probed_rejects,
-            probed_seconds=draft.probed_seconds,
-            warnings=(
-                *recipe.warnings,
-                *header.listed.warnings,
-                *itertools.chain.from_iterable(of_shards),
-                *draft.warnings,
-            ),
-            skipped=header.skipped,
             version=None if base is None else base.number + 1,
-            fingerprint=draft.fingerprint,
+            **tried,
         )
 
 
@@ -408,7 +397,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
             *recipe.warnings,
             *said,
             *header.listed.warnings,
-            *recipe.judge(result.manifest),
+            *recipe.judge(result.manifest.sizes or None, result.manifest.odd),
             *result.warnings,
         ),
     )
@@ -596,12 +585,6 @@ class _Totals:
         self.digest_bytes += len(report.digests)
         self.digest_crc = crc32c(report.digests, self.digest_crc)
 
-    @property
-    def sizes(self) -> Sizes | msgspec.UnsetType:
-        """The sizes of the images, if every task has reported them."""
-        records = sum(shard.records for found in self.variants.values() for shard in found[0][2])
-        return Sizes.of_all(self.heights, self.widths, records)
-
     def put(self, destination: Destination) -> dict[str, Split]:
         """Put the digests, if every task has reported them, and the indexes."""
         if self.has_digests and self.digest_bytes:
@@ -637,10 +620,11 @@ def _finish(
             f"none of the {len(rejected)} images could be taken. The first: {first.path}: {first.message}. "
             f"{store.url}/{REJECTS} gives a reason for each. Correct the source and run this again with --overwrite"
         )
+    splits = totals.put(destination)
     manifest = Manifest(
         run_id=header.run_id,
         tool_version=__version__,
-        splits=totals.put(destination),
+        splits=splits,
         class_names=header.class_names,
         features=header.features,
         options={"command": header.kind, "source": header.source, **header.options},
@@ -649,14 +633,13 @@ def _finish(
         images=dict(sorted(totals.images.items())),
         odd=dict(sorted(totals.odd.items())),
         markers=totals.markers,
-        sizes=totals.sizes,
+        sizes=Sizes.of_all(totals.heights, totals.widths, sum(split.records for split in splits.values())),
         listed=header.listed,
     )
     manifest, duplicates = recipe.conclude(destination, folder, manifest)
     destination.remove_leftovers(manifest)
     # Someone, or a lifecycle rule of a bucket, may have removed files since their tasks were done.
-    lost = destination.find_lost(manifest)
-    if lost is not None:
+    for lost in destination.iter_lost(manifest):
         raise BuildError(
             f"{store.url}/{lost} was removed or changed since it was put. Nothing was published. Run the same command "
             "again: it continues from here"

@@ -282,8 +282,7 @@ def publish(base: Dataset, part: Dataset, about: Part, layout: Layout | None = N
         }
     manifest = join_manifests(base.manifest, part.manifest, about, indexes, pieces)
     # One listing of the whole dataset, so that a version with missing files is never published.
-    lost = Destination(store).find_lost(manifest)
-    if lost is not None:
+    for lost in Destination(store).iter_lost(manifest):
         raise BuildError(
             f"{store.url}/{lost} is missing or damaged. Version {number} was not published, and version {base.number} "
             f"stays as it was. Run: {advised('verify', store.url)}"

@@ -365,7 +365,7 @@ def _is_sound(present: Dataset) -> bool:
     """Return True if the CRCs of all files (up to 2 GB) are right, or if files are lost. A run repairs these."""
     files = [file for s in present.manifest.splits.values() for variant in s.variants for file in variant.files]
     destination = Destination(present.store)
-    if destination.find_lost(present.manifest) is not None:
+    if any(destination.iter_lost(present.manifest)):
         return True
     if sum(file.bytes for file in files) > _READ_WHOLE_BYTES:
         return True

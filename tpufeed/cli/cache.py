@@ -16,17 +16,11 @@ _in_augmentation = partial(typer.Option, rich_help_panel="Augmentation")
 
 @reports_build_errors
 def warmup_command(
-    src: Annotated[
-        str,
-        typer.Argument(metavar="SRC"),
-    ],
+    src: flags.Src,
     dst: Annotated[str, typer.Argument(metavar="DST")],
     beam: flags.BeamArguments = None,
     select: flags.Select = None,
-    size: Annotated[
-        int | None,
-        _in_augmentation(metavar="PIXELS"),
-    ] = None,
+    size: Annotated[int | None, _in_augmentation(metavar="PIXELS")] = None,
     ops: Annotated[
         list[str] | None,
         _in_augmentation(
@@ -79,9 +73,7 @@ def warmup_command(
       tpufeed cache warmup gs://bucket/photos gs://bucket/photos-224 --encode jpeg --dry-run
     """
     find_own_modules()
-    values: dict[str, Any] = locals() | {
-        "engine": engine_of_flags(engine, workers, ray_address, beam),
-    }
+    values: dict[str, Any] = locals() | {"engine": engine_of_flags(engine, workers, ray_address, beam)}
     from tpufeed.builds.run import preview
     from tpufeed.cache.build import warmup
     from tpufeed.cache.options import CacheOptions

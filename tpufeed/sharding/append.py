@@ -155,10 +155,8 @@ class AppendRecipe(ShardRecipe):
             name: stored[name] for name in inherited - _STORED_OTHERWISE if stored.get(name) is not None
         }
         options["keeps_classes"] = "classes" in options
-        if {
-            "group_by",
-            "boxes",
-        } <= options.keys():  # the new rows of an image may not differ in all columns that have values of boxes
+        # The new rows of an image may not differ in all columns that have values of boxes.
+        if {"group_by", "boxes"} <= options.keys():
             features = [spec for spec in base.manifest.features if spec.name not in OWN_NAMES]
             options.setdefault("box_columns", [spec.name for spec in features if isinstance(spec.of, str)])
         if "splits" in inherited:

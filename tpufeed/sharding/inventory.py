@@ -47,7 +47,7 @@ from tpufeed.sources.labels import (
     join_names,
     make_classes,
 )
-from tpufeed.sources.options import ShardOptions, names_in
+from tpufeed.sources.options import MASKS, ImageColumn, ShardOptions, names_in
 from tpufeed.sources.outlines import MOST_VALUES
 from tpufeed.sources.paths import file_of_row, identity_of
 from tpufeed.sources.source import NUMBER, Contents, Found, Source, read_size, size_columns
@@ -389,7 +389,9 @@ class Inventory:
         own = record_schema(self.labelled, several, contents.boxes)
         if options.names == "kaggle":
             own = kaggle_features(own, len(self.classes.names))
-        features = (*own, *types.schema(needs_all=standing is None), *options.picture_specs)
+        drawn = () if options.outlines is None else (ImageColumn(MASKS, "", "mask"),)
+        pictures = (picture.spec for picture in (*options.pictures, *drawn))
+        features = (*own, *types.schema(needs_all=standing is None), *pictures)
         is_square = options.images.presize is not None and options.images.presize_mode == "fit"
         are_cut = is_square or options.boxes.outside != "reject"
         pairs = contents.pairs

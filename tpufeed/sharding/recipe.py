@@ -119,7 +119,7 @@ class ShardRecipe(Recipe):
                 "--overwrite"
             ) from None
         self.recognize(destination)
-        if destination.find_lost(finished.manifest) is not None:
+        if any(destination.iter_lost(finished.manifest)):
             return finished  # the run repairs it, also if the source has grown since
         with take_inventory(self.source, self.options) as inventory:
             header = destination.plan.header
@@ -153,7 +153,7 @@ class ShardRecipe(Recipe):
             sizes, odd = None, Counter(case for each in found for case in each.odd)
             if is_preview and found:
                 sizes = Sizes.of(Counter(each.height for each in found), Counter(each.width for each in found))
-                said += self._judge(sizes, odd, f" of the {len(found)} that were tried")
+                said += self.judge(sizes, odd, f" of the {len(found)} that were tried")
             rejects = [(item, wrong) for item, wrong in probed if isinstance(wrong, ImageError)]
             read = [Reject(item.path, wrong.reason, str(wrong)) for item, wrong in rejects if item.problem is None]
             estimate = fit_sizes(probed) if options.sizes_differ else SizeEstimate()
@@ -199,11 +199,8 @@ class ShardRecipe(Recipe):
         parts = () if self.standing is None else self.standing.parts
         return manifest, report_duplicates(destination, folder, parts)
 
-    def judge(self, manifest: Manifest) -> Iterator[str]:
+    def judge(self, sizes: Sizes | None, odd: Mapping[str, int], whose: str = "") -> Iterator[str]:
         """Yield warnings of images that are too small or too dark, and of boxes that may be shares or turned."""
-        yield from self._judge(manifest.sizes if isinstance(manifest.sizes, Sizes) else None, manifest.odd)
-
-    def _judge(self, sizes: Sizes | None, odd: Mapping[str, int], whose: str = "") -> Iterator[str]:
         images, used = self.options.images, bits_used(odd)
         side = images.presize if images.presize_mode == "fit" else None
         if side is not None and sizes is not None and min(sizes.least) < side:

@@ -222,12 +222,6 @@ class ShardOptions:
         """Return the name of a column of the source in the dataset."""
         return (self.rename or {}).get(column, column)
 
-    @property
-    def picture_specs(self) -> tuple[FeatureSpec, ...]:
-        """The features of further images and of drawn masks, in the order of the records."""
-        drawn = () if self.outlines is None else (ImageColumn(MASKS, "", "mask"),)
-        return tuple(picture.spec for picture in (*self.pictures, *drawn))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data, for plan and manifest."""
         images = self.images.to_dict()

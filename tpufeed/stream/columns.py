@@ -445,9 +445,7 @@ class _Finder:
         is_adopted = self.manifest.options.get("command") == "adopt"
         owner = spec.of if isinstance(spec.of, str) else None
         pad, counted_by, counting = ({} if spec.dtype in TEXTS else options.pad or {}), name, spec
-        if (
-            owner is not None and owner in self.asked
-        ):  # `boxes_length` counts these items, too, so they get the boxes' room
+        if owner is not None and owner in self.asked:  # `boxes_length` counts these items, too: they get its room
             counted_by, counting = owner, self.features[owner]
         lengths = None if isinstance(counting.lengths, msgspec.UnsetType) else counting.lengths
         given = pad.get(counted_by)
