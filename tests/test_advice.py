@@ -17,9 +17,9 @@ from typer.main import get_command
 
 import tpufeed
 from tests.cli.conftest import run_here
-from tests.tfrecords import encode_record
+from tests.tfrecords import encode_features, encode_record
 from tpufeed.cli.app import app
-from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.example import Feature
 
 ROOT = Path(tpufeed.__file__).parent
 FILLED = "{}"  # what the message fills in
@@ -77,7 +77,7 @@ def place(tmp_path):
         Image.fromarray(np.full((9, 12, 3), number, np.uint8)).save(path)
     tpufeed.shard(folder / "photos", folder / "dataset", workers=1)
     (folder / "records").mkdir()
-    record = encode_example({"image": Feature("bytes", [path.read_bytes()])})
+    record = encode_features({"image": Feature("bytes", [path.read_bytes()])})
     (folder / "records/train.tfrecord").write_bytes(encode_record(record))
     return folder
 

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 import tpufeed
 from tests.gcs_server import GcsServer
 from tests.sharding.written import encode_tar
-from tests.tfrecords import encode_record
+from tests.tfrecords import encode_features, encode_record
 from tpufeed.cli.app import app
 from tpufeed.errors import TpufeedError, install_command
 from tpufeed.images import (
@@ -45,7 +45,7 @@ from tpufeed.images import (
 from tpufeed.measure.step_cost import cost_of_step
 from tpufeed.storage.gcs import GcsStore
 from tpufeed.storage.gcs_requests import Patience
-from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.example import Feature
 
 GOLDEN = Path(__file__).with_name("messages.txt")
 WRITE = bool(os.environ.get("TPUFEED_WRITE_MESSAGES"))
@@ -123,7 +123,7 @@ class Place:
 
     def records(self, name, *records):
         """TFRecords of other tools, in /new/foreign."""
-        examples = (encode_example({key: Feature(*each) for key, each in record.items()}) for record in records)
+        examples = (encode_features({key: Feature(*each) for key, each in record.items()}) for record in records)
         write(self.new / "foreign" / name, b"".join(map(encode_record, examples)))
         return self.new / "foreign"
 

@@ -6,6 +6,7 @@ import zlib
 
 from crc32c import crc32c
 
+from tpufeed.tfrecord.example import encode_entries, encode_field
 from tpufeed.tfrecord.framing import mask_crc32c
 
 
@@ -26,6 +27,11 @@ def records_of(data):
         records.append((offset, payload))
         offset += 16 + length
     return records
+
+
+def encode_features(features):
+    """A `tf.train.Example` of `Feature`s, by tpufeed's own encoder."""
+    return encode_field(1, encode_entries(features))
 
 
 def encode_example(features):

@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from tests.tfrecords import encode_record
+from tests.tfrecords import encode_features, encode_record
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.example import Feature
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def flowers(tmp_path_factory, photos):
         for number, data in enumerate(photos.values()):
             label = {} if split == "test" else {"class": Feature("int64", [number % 2])}
             features = {"image": Feature("bytes", [data]), "id": Feature("bytes", [b"%d" % number]), **label}
-            records.append(encode_record(encode_example(features)))
+            records.append(encode_record(encode_features(features)))
         (folder / split / "00-224x224-7.tfrec").write_bytes(b"".join(records))
     (folder / "sample_submission.csv").touch()
     return folder
@@ -91,7 +91,7 @@ def test_as_json(run, flowers, tmp_path):
 
 def test_features_that_are_left_out_are_said(run, tmp_path, photos):
     values = (Feature("int64", [1]), Feature("bytes", [b"x"]))
-    records = [encode_example({"image": Feature("bytes", [photos["china.jpg"]]), "odd": odd}) for odd in values]
+    records = [encode_features({"image": Feature("bytes", [photos["china.jpg"]]), "odd": odd}) for odd in values]
     (tmp_path / "train.tfrecord").write_bytes(b"".join(map(encode_record, records)))
     assert "\nfeatures left out: odd\n" in run("adopt", tmp_path, "--label-key", "none").stdout
 

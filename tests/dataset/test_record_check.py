@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tfrecords import encode_features
 from tpufeed import verify
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.record_check import RecordCheck, parse_picks
 from tpufeed.errors import OptionError, RecordError
-from tpufeed.tfrecord.example import Feature, decode_example, encode_entries, encode_example
+from tpufeed.tfrecord.example import Feature, decode_example, encode_entries
 from tpufeed.tfrecord.layout import FixedLayout
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -61,7 +62,7 @@ def forged_payloads(payload, changes):
         for key, f in decode_example(payload).items()
     }
     features = {key: value for key, value in (features | changes).items() if value is not None}
-    yield encode_example(features)
+    yield encode_features(features)
     keys = [LABEL, HEIGHT, "image/width", "image/channels"]
     if IMAGE not in changes and all(features[key].kind == "int64" and len(features[key].values) == 1 for key in keys):
         image = features.pop(IMAGE).values[0]

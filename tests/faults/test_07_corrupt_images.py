@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tests.tfrecords import encode_record
+from tests.tfrecords import encode_features, encode_record
 from tpufeed import cache
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.errors import TooManyRejectsError
 from tpufeed.images import CenterCrop, RandomResizedCrop
 from tpufeed.storage.store import open_store
-from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.example import Feature
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_records_of_others_with_such_damage_stop_no_run(mendable, photo_folder, 
     for kind, folder in folders.items():
         path = tmp_path / kind / "records/train-00000-of-00001.tfrecord"
         path.parent.mkdir(parents=True)
-        example = [encode_example({"image": Feature("bytes", [(folder / name).read_bytes()])}) for name in names]
+        example = [encode_features({"image": Feature("bytes", [(folder / name).read_bytes()])}) for name in names]
         path.write_bytes(b"".join(map(encode_record, example)))
         tpufeed.adopt(path.parent)
     ops, batches = [RandomResizedCrop(32)], {}

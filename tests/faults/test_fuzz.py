@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tpufeed
-from tests.tfrecords import encode_record
+from tests.tfrecords import encode_features, encode_record
 from tpufeed.adoption.scan import Keys, scan_shard
 from tpufeed.builds.destination import Destination
 from tpufeed.builds.plan import read_plan, read_task
@@ -37,7 +37,7 @@ from tpufeed.sources.source import Found, Place
 from tpufeed.sources.table import TableSource
 from tpufeed.sources.tars import TarSource
 from tpufeed.storage.memory import MemoryStore
-from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry, encode_example
+from tpufeed.tfrecord.example import Feature, decode_entries, decode_example, encode_entry
 from tpufeed.tfrecord.framing import decode_records
 from tpufeed.tfrecord.layout import FixedLayout, ScalarEntry
 
@@ -194,14 +194,14 @@ def an_example():
 
 EXAMPLES = [
     an_example(),
-    encode_example(
+    encode_features(
         {
             "image/encoded": Feature("bytes", (b"xyz", b"")),
             "n": Feature("int64", (-1, 5)),
             "f": Feature("float", (0.1,)),
         }
     ),
-    encode_example({}),
+    encode_features({}),
 ]
 
 

@@ -21,8 +21,8 @@ import tpufeed
 from tests.gcs_server import GcsServer
 from tests.repo.docs.layouts import write_coco, write_hub
 from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, ran, run, run_here, run_program, text_of
-from tests.tfrecords import encode_record
-from tpufeed.tfrecord.example import Feature, encode_example
+from tests.tfrecords import encode_features, encode_record
+from tpufeed.tfrecord.example import Feature
 
 RUNS = {
     "shard.md": "",
@@ -69,7 +69,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "foreign").mkdir()
     for part in range(2):
         examples = (
-            encode_example({"image": Feature("bytes", [photo.read_bytes()]), "class": Feature("int64", [number % 3])})
+            encode_features({"image": Feature("bytes", [photo.read_bytes()]), "class": Feature("int64", [number % 3])})
             for number, photo in enumerate(photos[part::2])
         )
         (folder / f"foreign/train-{part:05d}-of-00002.tfrecord").write_bytes(b"".join(map(encode_record, examples)))

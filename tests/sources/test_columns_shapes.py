@@ -15,12 +15,13 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tests.frameworks import lazy
+from tests.tfrecords import encode_features
 from tpufeed.cli.app import app
 from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.dataset.schema import further_columns
 from tpufeed.errors import OptionError, RecordError, TooManyRejectsError
 from tpufeed.sources.columns import ColumnTypes, Declared, decode_values, encode_values
-from tpufeed.tfrecord.example import Feature, decode_arrays, decode_example, encode_example
+from tpufeed.tfrecord.example import Feature, decode_arrays, decode_example
 
 tf = lazy("tensorflow")
 
@@ -79,7 +80,7 @@ def test_values_come_back_as_they_were_declared(dtype, shape, data):
     assert (spec.dtype, spec.each if "?" in shape else spec.shape) == (dtype, tuple(sizes["?" in shape :]))
     for row, values in zip(rows, converted, strict=True):
         stored = json.loads(json.dumps(encode_values(msgspec.msgpack.decode(msgspec.msgpack.encode(values)), [spec])))
-        features = decode_arrays(memoryview(encode_example(decode_values(stored, [spec]))))
+        features = decode_arrays(memoryview(encode_features(decode_values(stored, [spec]))))
         feature = features["x"]
         found = np.frombuffer(feature.values[0], f"<{np.dtype(dtype).str[1:]}") if spec.is_raw else feature.values
         np.testing.assert_array_equal(np.array(found).astype(dtype).reshape(row.shape), row)
@@ -360,6 +361,6 @@ def test_damage_in_lists_is_named(table, tmp_path):
         ("raw", "int64", [1, 2], "int64"),
         ("byte", "int64", [256], "256"),
     ):
-        bad = encode_example(whole | {name: Feature(kind, values)})
+        bad = encode_features(whole | {name: Feature(kind, values)})
         with pytest.raises(RecordError, match=said):
             check.check(memoryview(bad))

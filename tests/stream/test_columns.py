@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tpufeed
-from tests.tfrecords import encode_record
+from tests.tfrecords import encode_features, encode_record
 from tpufeed.errors import DatasetNotFoundError, OptionError, RecordError
-from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.example import Feature
 
 
 def first(url, split="val", **options):
@@ -166,7 +166,7 @@ def test_adopted_records_with_missing_values_are_bad_records(photo_folder, tmp_p
         for n, path in enumerate(photos)
     ]
     (tmp_path / "train-00000-of-00001.tfrecord").write_bytes(
-        b"".join(map(encode_record, map(encode_example, examples)))
+        b"".join(map(encode_record, map(encode_features, examples)))
     )
     tpufeed.adopt(tmp_path, label_key="none")
     batch = first(tmp_path, "train", columns=["always", "height"], batch_size=8, ops=ops)

@@ -11,6 +11,7 @@ from PIL import Image
 
 import tpufeed
 from tests.frameworks import lazy
+from tests.tfrecords import encode_features
 from tpufeed.cache import warmup
 from tpufeed.dataset.record_check import RecordCheck
 from tpufeed.errors import OpError, OptionError, RecordError
@@ -26,7 +27,7 @@ from tpufeed.images import (
     Rotate,
 )
 from tpufeed.stream.options import LoaderOptions
-from tpufeed.tfrecord.example import Feature, decode_example, encode_example
+from tpufeed.tfrecord.example import Feature, decode_example
 
 jax = lazy("jax")
 tf = lazy("tensorflow")
@@ -593,6 +594,6 @@ def test_verify_decodes_masks(scenes):
         (buffer.getvalue(), "6x5"),
         (b"\xff\xd8\xff", "bad_mask"),
     ):
-        bad = memoryview(encode_example(features | {"mask": Feature("bytes", [data])}))
+        bad = memoryview(encode_features(features | {"mask": Feature("bytes", [data])}))
         with pytest.raises(RecordError, match=said):
             check.check_image(check.check(bad))

@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tfrecords import encode_features
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.example import (
-    Feature,
-    decode_example,
-    encode_example,
-    encode_varint,
-    read_varint,
-    to_signed,
-)
+from tpufeed.tfrecord.example import Feature, decode_example, encode_varint, read_varint, to_signed
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -55,7 +49,7 @@ def test_bytes_of_an_example_never_change():
         "c": Feature("float", [1.0]),
         "d": Feature(None, ()),
     }
-    assert encode_example(features).hex() == (
+    assert encode_features(features).hex() == (
         "0a380a140a0161120f1a0d0a0b01ffffffffffffffffff010a0a0a016212050a030a01780a0d0a0163120812060a04"
         "0000803f0a050a01641200"
     )
@@ -69,7 +63,7 @@ def test_nan_keeps_its_bits():
     values = [struct.unpack("<f", struct.pack("<I", b))[0] for b in bits]
     proto = tf.train.Example()
     proto.features.feature["f"].float_list.value.extend(values)
-    for data in (encode_example({"f": Feature("float", values)}), proto.SerializeToString()):
+    for data in (encode_features({"f": Feature("float", values)}), proto.SerializeToString()):
         assert [struct.unpack("<I", struct.pack("<f", v))[0] for v in decode_example(data)["f"].values] == bits
         parsed = tf.io.parse_single_example(data, {"f": tf.io.FixedLenFeature([3], tf.float32)})["f"].numpy()
         assert parsed.view(np.uint32).tolist() == bits
@@ -77,20 +71,20 @@ def test_nan_keeps_its_bits():
 
 def test_order_is_the_order_given():
     names = ["z", "a", "m", "b"]
-    data = encode_example({name: Feature("int64", [1]) for name in names})
+    data = encode_features({name: Feature("int64", [1]) for name in names})
     assert list(decode_example(data)) == names
-    assert encode_example(dict.fromkeys(names, Feature("int64", [1]))) == data
+    assert encode_features(dict.fromkeys(names, Feature("int64", [1]))) == data
 
 
 def test_bytes_values_are_views_of_the_payload():
-    data = bytearray(encode_example({"b": Feature("bytes", [b"abc"])}))
+    data = bytearray(encode_features({"b": Feature("bytes", [b"abc"])}))
     (value,) = decode_example(data)["b"].values
     data[data.index(b"abc")] = ord("X")
     assert bytes(value) == b"Xbc"
 
 
 def test_values_of_numpy_are_taken():
-    data = encode_example(
+    data = encode_features(
         {
             "i": Feature("int64", np.array([-1, 2**62])),
             "u": Feature("int64", np.array([7], np.uint8)),
@@ -125,12 +119,12 @@ def test_values_of_numpy_are_taken():
 )
 def test_a_value_that_its_kind_cannot_hold_is_an_error_that_names_the_feature(feature):
     with pytest.raises(RecordError, match="'height'.*" + feature.kind):
-        encode_example({"height": feature})
+        encode_features({"height": feature})
 
 
 def test_a_name_that_is_no_unicode_is_an_error():
     with pytest.raises(RecordError):
-        encode_example({"\udcff": Feature("int64", [1])})
+        encode_features({"\udcff": Feature("int64", [1])})
 
 
 def field(number, wire, data):
@@ -220,7 +214,7 @@ any_features = st.dictionaries(
 def test_any_features_cross_to_tensorflow_and_back(features):
     import tensorflow as tf
 
-    ours = encode_example(features)
+    ours = encode_features(features)
     assert by_bits(decode_example(ours)) == by_bits(features)
     assert from_tensorflow(tf.train.Example.FromString(ours)) == by_bits(features)
     assert by_bits(decode_example(to_tensorflow(features).SerializeToString())) == by_bits(features)

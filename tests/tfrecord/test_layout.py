@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tfrecords import encode_features
 from tpufeed.errors import RecordError
-from tpufeed.tfrecord.example import Feature, decode_example, encode_entries, encode_example, encode_varint
+from tpufeed.tfrecord.example import Feature, decode_example, encode_entries, encode_varint
 from tpufeed.tfrecord.layout import FixedLayout
 
 IMAGE, LABEL, HEIGHT = "image/encoded", "image/class/label", "image/height"
@@ -97,7 +98,7 @@ def test_the_image_is_a_view_of_the_payload():
 
 def reordered(payload):
     """The same example as another tool would write it: features reversed, no padding."""
-    return encode_example(dict(reversed(decode_example(payload).items())))
+    return encode_features(dict(reversed(decode_example(payload).items())))
 
 
 def test_a_list_of_ten_values_is_not_taken_for_a_padded_one():
@@ -136,7 +137,7 @@ def test_a_list_of_ten_values_is_not_taken_for_a_padded_one():
 )
 def test_a_record_without_its_features_is_an_error_that_names_them(features, message):
     with pytest.raises(RecordError, match=f"^here: .*{message}"):
-        LAYOUT.decode(memoryview(encode_example(features)), "here")
+        LAYOUT.decode(memoryview(encode_features(features)), "here")
 
 
 @pytest.mark.parametrize("ints", [(2**63, 0), (0, -(2**63) - 1), (1.5, 0), (None, 0)], ids=str)

@@ -77,7 +77,7 @@ class CompactContext(TaskContext):
         """Copy the records of the old shards."""
         for variant, writer in enumerate(output.writers):
             for payload in self.dataset.reader(task.split, variant).iter_payloads(task.first, task.stop):
-                writer.add_payload(payload)
+                writer.write(payload)
                 output.add(images=1, size=len(payload))
         output.retries = self.dataset.shards.retries  # class counts are copied from the version before
 

@@ -57,19 +57,15 @@ class ShardWriter:
     def add(self, image: BytesLike, ints: Sequence[int], rest: bytes) -> None:
         """Append a record: the image's bytes, the layout's integers, then the other features as encoded entries."""
         prefix, suffix = self._layout.encode(len(image), ints, rest)
-        self._write(prefix, image, suffix)
-
-    def add_payload(self, payload: BytesLike) -> None:
-        """Append a record that was read from another shard, given its payload."""
-        self._write(b"", payload, b"")
+        self.write(image, prefix, suffix)
 
     def close(self) -> None:
         """Close the file. Raises StoreError."""
         with _errors(self._path):
             os.close(self._file)
 
-    def _write(self, prefix: bytes, body: BytesLike, suffix: bytes) -> None:
-        """Frame and write a payload that comes in three parts."""
+    def write(self, body: BytesLike, prefix: bytes = b"", suffix: bytes = b"") -> None:
+        """Append a record, given its payload, which may come in three parts."""
         head = encode_header(len(prefix) + len(body) + len(suffix)) + prefix
         tail = suffix + encode_footer(crc32c(suffix, crc32c(body, crc32c(prefix))))
         self.crc32c = crc32c(tail, crc32c(body, crc32c(head, self.crc32c)))

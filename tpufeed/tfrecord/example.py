@@ -35,17 +35,12 @@ class Feature(NamedTuple):
 ABSENT = Feature(None, ())
 
 
-def encode_example(features: Mapping[str, Feature]) -> bytes:
-    """Return a serialised tf.train.Example.
+def encode_entries(features: Mapping[str, Feature]) -> bytes:
+    """Return the map entries of `Features`, one after another.
 
     Raises:
         RecordError: a value does not fit its kind. The message names the feature.
     """
-    return encode_field(1, encode_entries(features))
-
-
-def encode_entries(features: Mapping[str, Feature]) -> bytes:
-    """Return the map entries of `Features`, one after another. Raises as `encode_example` does."""
     return b"".join(encode_entry(name, feature) for name, feature in features.items())
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from tests.quick_xla import QUICK
 from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run_here, run_program
-from tests.tfrecords import encode_record
-from tpufeed.tfrecord.example import Feature, encode_example
+from tests.tfrecords import encode_features, encode_record
+from tpufeed.tfrecord.example import Feature
 
 # Other tests run the cells for all cores.
 RUNS = {"kaggle.md": r"\A(?![\s\S]*(import jax|torch_xla))"}
@@ -36,7 +36,7 @@ def folder(tmp_path_factory) -> Path:
             Image.open(path).convert("RGB").resize((224, 224)).save(data, "JPEG")
             label = {} if split == "test" else {"class": Feature("int64", (number % 4,))}
             texts = {"image": data.getvalue(), "id": path.stem.encode()}
-            payloads.append(encode_example(label | {key: Feature("bytes", (each,)) for key, each in texts.items()}))
+            payloads.append(encode_features(label | {key: Feature("bytes", (each,)) for key, each in texts.items()}))
         (part / f"00-224x224-{len(payloads)}.tfrec").write_bytes(b"".join(map(encode_record, payloads)))
     run_here(commands("kaggle.md"), folder)
     return folder

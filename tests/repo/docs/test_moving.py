@@ -16,9 +16,9 @@ from PIL import Image
 
 import tpufeed
 from tests.repo.docs.pages import commands, ran, run_here, text_of
-from tests.tfrecords import encode_record
+from tests.tfrecords import encode_features, encode_record
 from tpufeed.cli.app import app
-from tpufeed.tfrecord.example import Feature, encode_example
+from tpufeed.tfrecord.example import Feature
 
 RUNS = {"moving.md": ""}
 
@@ -52,7 +52,7 @@ def write_records(path: Path, photos: list[Path], labelled: bool) -> None:
         features = {"id": Feature("bytes", [photo.stem.encode()]), "image": Feature("bytes", [photo.read_bytes()])}
         if labelled:
             features["class"] = Feature("int64", [CLASSES.index(photo.parent.name)])
-        records.append(encode_record(encode_example(features)))
+        records.append(encode_record(encode_features(features)))
     path.write_bytes(b"".join(records))
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import tpufeed
 from tests.repo.examples.conftest import Output
-from tests.tfrecords import encode_record
-from tpufeed.tfrecord.example import Feature, encode_example
+from tests.tfrecords import encode_features, encode_record
+from tpufeed.tfrecord.example import Feature
 
 RUNS = {"examples/README.md": "keras_flowers[.]py --data"}
 
@@ -45,7 +45,7 @@ def kaggle(flowers, tmp_path_factory):
         target.mkdir(parents=True)
         for shard in range(2):
             records = b"".join(
-                encode_record(encode_example(features(photo, classes, split))) for photo in part[shard::2]
+                encode_record(encode_features(features(photo, classes, split))) for photo in part[shard::2]
             )
             (target / f"{shard:02d}-64x64-{len(part[shard::2])}.tfrec").write_bytes(records)
     (folder / "flowers").symlink_to(flowers.url)
