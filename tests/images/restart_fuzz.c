@@ -1,4 +1,4 @@
-/* Feed mutants of JPEGs and DCT images to all rewriters: restart_fuzz MUTANTS SEED FILE ... Built by test_restart.py. */
+/* Feed mutants of JPEGs and DCT images to all rewriters, and noise to `encode`: restart_fuzz MUTANTS SEED FILE ... Built by test_restart.py. */
 #define WITHOUT_PYTHON
 #include "../../tpufeed/images/_restart.c"
 #include <stdio.h>
@@ -36,6 +36,27 @@ static void add(Reason reason, const uint8_t *bytes, size_t size) {
     for (size_t i = 0; i < size; i++) sum = sum * 31 + bytes[i];
 }
 
+/* Encode noise, with or without smooth parts, by random tables. */
+static void encode_noise(void) {
+    uint8_t head[HEAD] = {0x89, 'D', 'C', 'T', HALVED};
+    size_t height = 16 * (1 + draw(4)), width = 16 * (1 + draw(6)), size = 3 * height * width;
+    head[8] = (uint8_t)height, head[10] = (uint8_t)width;
+    uint32_t most = draw(2) ? 255 : 2, levels = 1 + draw(256);
+    for (int i = 12; i < HEAD; i++) head[i] = (uint8_t)(1 + draw(most));
+    uint8_t *pixels = malloc(size);
+    for (size_t i = 0; i < size; i++) pixels[i] = (uint8_t)(draw(levels) * 255 / levels);
+    for (int variant = 0; variant < 2; variant++) {
+        Writer writer = {0};
+        Packed packed;
+        Groups groups;
+        Reason reason = start_groups(&writer, head, &packed, &groups);
+        if (!reason) reason = variant ? CALL(encode, &packed, pixels, &groups) : encode_base(&packed, pixels, &groups);
+        add(reason, writer.start, (size_t)(groups.next - writer.start));
+        free(writer.start);
+    }
+    free(pixels);
+}
+
 int main(int count, char **arguments) {
     if (count < 4) return 2;
     fill_orders();
@@ -51,6 +72,7 @@ int main(int count, char **arguments) {
         if (packed) header = HEAD;
         else while (header + 1 < size && (original[header] != 0xFF || original[header + 1] != SOS)) header++;
         for (long i = 0; i < mutants / (count - 3); i++) {
+            if (i % 16 == 0) encode_noise();
             uint8_t *copy = malloc(size); /* of this size, so that a byte beyond it is found */
             memcpy(copy, original, size);
             size_t left = mutate(copy, size, header);

@@ -17,7 +17,7 @@ from tests.images.dct_reference import (
 )
 from tpufeed.errors import ImageError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomCrop, Resize
-from tpufeed.images._restart import pack
+from tpufeed.images._restart import encode, pack
 from tpufeed.images.coefficients import (
     BEST_QUALITY,
     Coefficients,
@@ -119,12 +119,30 @@ def test_the_bytes_are_as_the_page_says_and_hold_all_of_a_jpeg(sampling, quality
 def test_pixels_are_those_of_a_jpeg_of_the_same_quality(quality):
     image, coefficients = photo((64, 96), seed=quality), of_quality((64, 96), quality)
     data = encode_coefficients(image, quality)
-    expected = pixels_of(jpeg(image, quality=quality, subsampling="4:2:0"))
+    file = jpeg(image, quality=quality, subsampling="4:2:0")
+    assert data == pack(file, MOST_PX)
+    expected = pixels_of(file)
     assert np.array_equal(decode(data), expected)
     assert np.array_equal(Pipeline([], 0).run_stored(memoryview(data), None, ()), expected)
     sent = decode_planes(unpacked(data, coefficients), coefficients)
     errors = [np.mean((each.astype(float) - image) ** 2) for each in (sent, expected)]
     assert 10 * np.log10(errors[0] / errors[1]) < 0.2, "dB of PSNR"
+
+
+@pytest.mark.parametrize("size", [(16, 16), (32, 144), (80, 48)])
+def test_coefficients_of_any_pixels_are_libjpegs(size):
+    rng = np.random.default_rng(size)
+    for levels in (2, 9, 256):  # black and white have the largest coefficients
+        image = (rng.integers(0, levels, (*size, 3)) * (255 // (levels - 1))).astype(np.uint8)
+        for pixels in (image, np.repeat(np.repeat(image, 4, 0), 4, 1)[: size[0], : size[1]]):
+            for quality in (1, 60, BEST_QUALITY, 100):
+                file = jpeg(pixels, quality=quality, subsampling="4:2:0")
+                assert encode_coefficients(pixels, quality) == pack(file, MOST_PX)
+    with pytest.raises(ValueError, match="an array of another size"):
+        encode(image, of_quality((16, 32), 90).head)
+    for other in (of_quality((24, 16), 90), Coefficients((16, 16), "444", quality_tables(90))):
+        with pytest.raises(ValueError, match="sides"):
+            encode(image, other.head)
 
 
 def test_coefficients_of_a_jpeg_are_taken_over_where_they_fit():

@@ -1,4 +1,4 @@
-/* What works on vectors of 16 bytes: spread a group of blocks, transform it, upsample and colour. Part of `_coefficients.h`.
+/* What works on vectors of 16 bytes: groups of blocks, transforms, colours and their sampling. Part of `_coefficients.h`.
  *
  * On x86 it includes itself twice: with the byte shuffles of SSSE3, which `CALL` takes if the processor has them, and
  * without. Elsewhere the compiler makes vectors of loops. Levels are those of libjpeg-turbo's accurate transform.
@@ -21,6 +21,7 @@ typedef uint16_t UnsignedShorts __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(16)));
 typedef uint32_t UnsignedInts __attribute__((vector_size(16))); /* for sums that damage makes overflow */
 typedef uint64_t Longs __attribute__((vector_size(16)));
+typedef float Floats __attribute__((vector_size(16)));
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -37,9 +38,14 @@ INLINE Bytes low_bytes(Bytes a, Bytes b) { return SHUFFLE(a, b, 0, 16, 1, 17, 2,
 INLINE Bytes high_bytes(Bytes a, Bytes b) { return SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31); }
 INLINE Shorts low_shorts(Shorts a, Shorts b) { return SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
 INLINE Shorts high_shorts(Shorts a, Shorts b) { return SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+INLINE Shorts half_shorts(int half, Shorts a, Shorts b) { return half ? high_shorts(a, b) : low_shorts(a, b); }
 INLINE Shorts eight_shorts(const uint8_t *at) { return (Shorts)low_bytes(load_half(at), (Bytes){0}); }
 INLINE Shorts all_shorts(int value) { return (Shorts){0} + (int16_t)value; }
 INLINE UnsignedInts all_ints(uint32_t value) { return (UnsignedInts){0} + value; }
+/* Return a bit for each of eight bytes that is 255, of those that are 0 or 255. */
+INLINE unsigned bits_of(Bytes all, int half) {
+    return (unsigned)((((Longs)all)[half] & 0x8040201008040201) * 0x0101010101010101 >> 56);
+}
 
 #ifdef __SSE2__
 /* Multiply, and add the products of each two neighbours. */
@@ -128,6 +134,70 @@ INLINE void transform_block(const int16_t *values, const int16_t *table, uint8_t
         store_half(out + stride, upper, 1);
         store_half(out + 2 * stride, lower, 0);
         store_half(out + 3 * stride, lower, 1);
+    }
+}
+
+/* ---- Forward: jfdctint.c, with the same constants ----------------------------------------------------------------------- */
+
+INLINE void forward(Shorts v[8], int shift) {
+    Shorts t0 = v[0] + v[7], t1 = v[1] + v[6], t2 = v[2] + v[5], t3 = v[3] + v[4];
+    Shorts t7 = v[0] - v[7], t6 = v[1] - v[6], t5 = v[2] - v[5], t4 = v[3] - v[4];
+    Shorts pairs[4][2] = {{t0 + t3, t1 + t2}, {t0 - t3, t1 - t2}, {t4, t7}, {t5, t6}};
+    UnsignedInts sums[8][2];
+    for (int half = 0; half < 2; half++) {
+        Shorts p[4];
+        for (int i = 0; i < 4; i++) p[i] = half_shorts(half, pairs[i][0], pairs[i][1]);
+        sums[0][half] = multiply_pairs(p[0], PAIR(8192, 8192));
+        sums[4][half] = multiply_pairs(p[0], PAIR(8192, -8192));
+        sums[2][half] = multiply_pairs(p[1], PAIR(10703, 4433));
+        sums[6][half] = multiply_pairs(p[1], PAIR(4433, -10704));
+        sums[1][half] = multiply_pairs(p[2], PAIR(2260, 11363)) + multiply_pairs(p[3], PAIR(6437, 9633));
+        sums[3][half] = multiply_pairs(p[2], PAIR(-6436, 9633)) + multiply_pairs(p[3], PAIR(-11362, -2259));
+        sums[5][half] = multiply_pairs(p[2], PAIR(9633, 6437)) + multiply_pairs(p[3], PAIR(2261, -11362));
+        sums[7][half] = multiply_pairs(p[2], PAIR(-11363, 2260)) + multiply_pairs(p[3], PAIR(9633, -6436));
+    }
+    UnsignedInts rounding = all_ints(1u << (shift - 1));
+    for (int i = 0; i < 8; i++) v[i] = narrow_ints((Ints)(sums[i][0] + rounding) >> shift, (Ints)(sums[i][1] + rounding) >> shift);
+}
+
+/* Turn 8 rows into columns. */
+INLINE void turn_shorts(Shorts v[8]) {
+    for (int round = 0; round < 3; round++) {
+        Shorts joined[8];
+        for (int i = 0; i < 4; i++) joined[2 * i] = low_shorts(v[i], v[i + 4]), joined[2 * i + 1] = high_shorts(v[i], v[i + 4]);
+        memcpy(v, joined, sizeof joined);
+    }
+}
+
+/* Divide values by steps, and round halves away from zero. A quarter more makes up for the rounding of inverse steps. */
+INLINE Shorts quantize(Shorts values, const float steps[8], const float inverse[8]) {
+    Shorts signs = values >> 15, sizes = (values ^ signs) - signs;
+    Ints quotients[2];
+    for (int half = 0; half < 2; half++) {
+        Floats step, by, size = __builtin_convertvector((Ints)half_shorts(half, sizes, (Shorts){0}), Floats);
+        memcpy(&step, steps + 4 * half, 16);
+        memcpy(&by, inverse + 4 * half, 16);
+        quotients[half] = __builtin_convertvector((size + step * 0.5f + 0.25f) * by, Ints);
+    }
+    return (narrow_ints(quotients[0], quotients[1]) ^ signs) - signs;
+}
+
+/* Transform 8 rows of samples, quantize them by 8 times the table, and write them in the order of masks. */
+INLINE void encode_block(const uint8_t *samples, size_t stride, const float steps[64], const float inverse[64], int16_t *values) {
+    Shorts v[8];
+    for (int i = 0; i < 8; i++) v[i] = eight_shorts(samples + (size_t)i * stride) - 128;
+    turn_shorts(v);
+    forward(v, 11);
+    turn_shorts(v);
+    forward(v, 15);
+    for (int i = 0; i < 8; i++) {
+        v[i] = quantize(v[i], steps + 8 * i, inverse + 8 * i);
+        v[i] = SHUFFLE(v[i], v[i], 0, 2, 1, 3, 4, 6, 7, 5);
+    }
+    for (int i = 0; i < 4; i++, values += i == 2 ? 24 : 8) {
+        Longs upper = (Longs)v[(i < 2 ? LOW : HIGH)[2 * i % 4]], lower = (Longs)v[(i < 2 ? LOW : HIGH)[2 * i % 4 + 1]];
+        store(values, (Bytes)SHUFFLE(upper, lower, 0, 2));
+        store(values + 16, (Bytes)SHUFFLE(upper, lower, 1, 3));
     }
 }
 
@@ -269,6 +339,117 @@ INLINE bool VARIANT(read_group)(Cursor *cursor, int16_t values[MOST_NIBBLES]) {
         *value = (int16_t)(*value + 16 * (int8_t)large[2 * i]);
     }
     return true;
+}
+
+/* Add a group, whose values are in the order of masks. Return false if one is out of range. */
+static bool VARIANT(put_group)(Groups *groups, const int16_t values[MOST_NIBBLES]) {
+    uint8_t masks[GROUP * 8], nibbles[MOST_NIBBLES + 32], large[2 * MOST_LARGE], *next = nibbles;
+    uint8_t *group = groups->next, *at = group + GROUP_HEAD;
+    size_t larges = 0;
+    memset(group, 0, GROUP_HEAD);
+    for (size_t i = 0; i < MOST_NIBBLES; i += 16) {
+        Shorts first = (Shorts)load(values + i), second = (Shorts)load(values + i + 8);
+        Shorts low[2] = {((first + 8) & 15) - 8, ((second + 8) & 15) - 8};
+        Bytes both = narrow_signed(low[0], low[1]), is_large = narrow_signed(first != low[0], second != low[1]);
+        for (int half = 0; half < 2; half++) {
+            unsigned mask = bits_of((Bytes)(both != 0), half);
+            masks[i / 8 + (size_t)half] = (uint8_t)mask;
+            store_half(next, VARIANT(pick)(both, load_half(GATHER[mask]) + (uint8_t)(8 * half)), 0);
+            next += BITS[mask];
+            for (uint64_t left = bits_of(is_large, half); left; left &= left - 1) {
+                size_t place = i + 8 * (size_t)half + (size_t)lowest(left), block = place / 64;
+                int value = values[place];
+                if (value < -1024 || value > 1023 || (place % 64 && value == -1024)) return false;
+                uint8_t high = (uint8_t)((value + 8) >> 4);
+                if (place % 64 == 0) group[block] = high;
+                else {
+                    large[2 * larges] = high;
+                    large[2 * larges++ + 1] = (uint8_t)(64 * block + ORDER[place % 64]);
+                }
+            }
+        }
+    }
+    for (int block = 0; block < GROUP; block++) {
+        Bytes all = load_half(masks + 8 * block);
+        unsigned kept = bits_of((Bytes)(all != 0), 0);
+        group[5 + block] = (uint8_t)kept;
+        store_half(at, VARIANT(pick)(all, load_half(GATHER[kept])), 0);
+        at += BITS[kept];
+    }
+    group[4] = (uint8_t)larges;
+    memcpy(at, large, 2 * larges);
+    at += 2 * larges;
+    *next = 0;
+    size_t bytes = (size_t)(next - nibbles + 1) / 2;
+    for (size_t i = 0; i < bytes; i += 16) {
+        Shorts first = (Shorts)load(nibbles + 2 * i), second = (Shorts)load(nibbles + 2 * i + 16);
+        store(at + i, narrow_unsigned((first & 15) | (first >> 4 & 240), (second & 15) | (second >> 4 & 240)));
+    }
+    groups->next = at + bytes;
+    for (int i = 0; i < 2; i++) *groups->length++ = (uint8_t)((size_t)(groups->next - group) >> 8 * i);
+    return true;
+}
+
+/* ---- encode ---------------------------------------------------------------------------------------------------- */
+
+/* Convert 8 pixels, as jccolext-sse2.asm does, and read 4 bytes behind them. */
+INLINE void VARIANT(convert)(const uint8_t *pixels, Shorts converted[3]) {
+    const Bytes red_green = {0, 128, 1, 128, 3, 128, 4, 128, 6, 128, 7, 128, 9, 128, 10, 128};
+    const Bytes blue_green = {2, 128, 1, 128, 5, 128, 4, 128, 8, 128, 7, 128, 11, 128, 10, 128};
+    UnsignedInts sums[3][2], middle = all_ints((128 << 16) + 32767);
+    for (int half = 0; half < 2; half++) {
+        Bytes four = load(pixels + 12 * half);
+        Shorts rg = (Shorts)VARIANT(pick)(four, red_green), bg = (Shorts)VARIANT(pick)(four, blue_green);
+        sums[0][half] = multiply_pairs(rg, PAIR(19595, 22086)) + multiply_pairs(bg, PAIR(7471, 16384)) + all_ints(32768);
+        sums[1][half] = multiply_pairs(rg, PAIR(-11059, -21709)) + ((UnsignedInts)bg << 16 >> 1) + middle;
+        sums[2][half] = multiply_pairs(bg, PAIR(-5329, -27439)) + ((UnsignedInts)rg << 16 >> 1) + middle;
+    }
+    for (int c = 0; c < 3; c++) converted[c] = narrow_ints((Ints)(sums[c][0] >> 16), (Ints)(sums[c][1] >> 16));
+}
+
+/* Convert two rows of pixels, which 4 bytes follow, to two rows of luma and one of each chroma. */
+static void VARIANT(convert_rows)(const uint8_t *pixels, size_t width, size_t row, uint8_t *luma, uint8_t *cb, uint8_t *cr) {
+    const UnsignedInts rounding = {1, 2, 1, 2}; /* as h2v2_downsample */
+    for (size_t x = 0; x < width; x += 16) {
+        Shorts halves[2][2][3];
+        for (size_t i = 0; i < 4; i++) VARIANT(convert)(pixels + i / 2 * row + 3 * (x + i % 2 * 8), halves[i / 2][i % 2]);
+        for (size_t i = 0; i < 2; i++) store(luma + i * width + x, narrow_unsigned(halves[i][0][0], halves[i][1][0]));
+        for (int c = 1; c < 3; c++) {
+            Ints sums[2];
+            for (int i = 0; i < 2; i++)
+                sums[i] = (Ints)((multiply_pairs(halves[0][i][c] + halves[1][i][c], PAIR(1, 1)) + rounding) >> 2);
+            Shorts samples = narrow_ints(sums[0], sums[1]);
+            store_half((c == 1 ? cb : cr) + x / 2, narrow_unsigned(samples, samples), 0);
+        }
+    }
+}
+
+/* Add the groups of an RGB image, 4:2:0 and with sides that are multiples of 16: the coefficients that libjpeg makes. */
+static Reason VARIANT(encode)(const Packed *packed, const uint8_t *pixels, Groups *groups) {
+    size_t width = (size_t)packed->width, height = (size_t)packed->height, luma = width * height, row = 3 * width;
+    uint8_t *memory = malloc(luma / 2 * 3 + 2 * row + 16), *rows = memory + luma / 2 * 3;
+    uint8_t *planes[3] = {memory, memory + luma, memory + luma / 4 * 5};
+    if (!memory) return NO_MEMORY;
+    for (size_t y = 0; y < height; y += 2) {
+        memcpy(rows, pixels + y * row, 2 * row); /* behind them are bytes to read */
+        VARIANT(convert_rows)(rows, width, row, planes[0] + y * width, planes[1] + y / 2 * (width / 2), planes[2] + y / 2 * (width / 2));
+    }
+    Reason reason = NULL;
+    for (int c = 0; c < 3; c++) {
+        size_t wide = packed->wide[c];
+        float steps[64], inverse[64];
+        for (int i = 0; i < 64; i++) steps[i] = 8.0f * packed->tables[(c > 0) * 64 + i], inverse[i] = 1 / steps[i];
+        for (size_t block = 0; block < wide * packed->high[c]; block += wide) {
+            for (size_t column = 0; column < wide && !reason; column += GROUP) {
+                int16_t values[MOST_NIBBLES] = {0};
+                for (size_t i = 0; i < GROUP && column + i < wide; i++)
+                    encode_block(planes[c] + 64 * block + 8 * (column + i), 8 * wide, steps, inverse, values + 64 * i);
+                if (!VARIANT(put_group)(groups, values)) reason = OUT_OF_RANGE;
+            }
+        }
+    }
+    free(memory);
+    return reason;
 }
 
 /* ---- unpack ---------------------------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /* Coefficients of an image in bytes that are read faster than Huffman codes: docs/format.md, "DCT images".
  *
  * Part of `_restart.c`, which reads and writes JPEGs. `pack` makes such bytes of a JPEG, `to_jpeg` makes a JPEG of them,
- * and `decode` makes the pixels of a window. None of them loses anything. `unpack` lays coefficients out as `Coefficients`
- * in coefficients.py says, AC values as int8. `_blocks.h` has what works on vectors.
+ * and `decode` makes the pixels of a window. None of them loses anything. `encode` makes such bytes of pixels. `unpack`
+ * lays coefficients out as `Coefficients` in coefficients.py says, AC values as int8. `_blocks.h` has what works on vectors.
  *
  * The bytes may be anything. `open_packed` checks that the lengths of all groups add up to the bytes that are there. A
  * group is read with BEYOND bytes behind it, from a copy at the end of the image, before its own length is checked.
@@ -34,18 +34,23 @@ typedef struct {
 } Packed;
 
 static uint8_t BITS[256], SPREAD[256][8]; /* how many bits a mask has, and which of the next values each bit takes */
-static uint8_t MASKED[64];                /* the bit of each zigzag place */
+static uint8_t GATHER[256][8];            /* the bits that a mask has */
+static uint8_t MASKED[64], ORDER[64];     /* the bit of each zigzag place, and the row-major place of each bit */
 static uint8_t PIXELS[3][3][16];          /* which of 8 even and then 8 odd values of a colour RGB bytes of 16 pixels have */
 
 static void fill_orders(void) {
     for (int mask = 0; mask < 256; mask++) {
         BITS[mask] = 0;
-        for (int i = 0; i < 8; i++) SPREAD[mask][i] = mask >> i & 1 ? BITS[mask]++ : 0x80;
+        memset(GATHER[mask], 0x80, 8);
+        for (int i = 0; i < 8; i++) {
+            if (mask >> i & 1) GATHER[mask][BITS[mask]] = (uint8_t)i;
+            SPREAD[mask][i] = mask >> i & 1 ? BITS[mask]++ : 0x80;
+        }
     }
     for (int i = 0; i < 64; i++) {
-        int row = (i & 32 ? HIGH : LOW)[i >> 2 & 3], column = (i & 16 ? HIGH : LOW)[i & 3];
+        ORDER[i] = (uint8_t)(8 * (i & 32 ? HIGH : LOW)[i >> 2 & 3] + (i & 16 ? HIGH : LOW)[i & 3]);
         for (int k = 0; k < 64; k++)
-            if (NATURAL[k] == 8 * row + column) MASKED[k] = (uint8_t)i;
+            if (NATURAL[k] == ORDER[i]) MASKED[k] = (uint8_t)i;
     }
     for (int colour = 0; colour < 3; colour++)
         for (int i = 0; i < 48; i++)
@@ -98,15 +103,21 @@ static void lay_out(Packed *packed, int sampling, int height, int width) {
     }
 }
 
-/* Find all parts, and check that all are there. */
-static Reason open_packed(Packed *packed, const uint8_t *data, size_t size) {
-    if (size < 4 || memcmp(data, MAGIC, 4)) return NOT_PACKED;
-    if (size < HEAD) return TRUNCATED;
+static Reason read_head(Packed *packed, const uint8_t *data) {
     int height = (int)read16_little(data + 8), width = (int)read16_little(data + 10);
     if (data[4] > WIDE || !height || !width || memchr(data + 12, 0, 128)) return BROKEN_HEADER;
     lay_out(packed, data[4], height, width);
     packed->tables = data + 12;
     packed->step = step_of(packed->tables);
+    return NULL;
+}
+
+/* Find all parts, and check that all are there. */
+static Reason open_packed(Packed *packed, const uint8_t *data, size_t size) {
+    if (size < 4 || memcmp(data, MAGIC, 4)) return NOT_PACKED;
+    if (size < HEAD) return TRUNCATED;
+    Reason reason = read_head(packed, data);
+    if (reason) return reason;
     packed->end = data + size;
     size_t left = size - HEAD, groups[3];
     const uint8_t *at = data + HEAD;
@@ -174,6 +185,27 @@ static Reason check_part(const Packed *packed, const Part *part, size_t room) {
     return room == 3 * (size_t)(part->bottom - part->top) * (size_t)(part->right - part->left) ? NULL : WRONG_ROOM;
 }
 
+/* Where the next group of an image that is made goes, and its length. */
+typedef struct {
+    uint8_t *length, *next;
+} Groups;
+
+/* Begin an image with room for its groups, and for what vectors write behind the last one. */
+static Reason start_groups(Writer *writer, const uint8_t head[HEAD], Packed *packed, Groups *groups) {
+    Reason reason = read_head(packed, head);
+    if (reason) return reason;
+    size_t count = 0;
+    for (int c = 0; c < packed->components; c++) count += packed->high[c] * groups_in(packed->wide[c]);
+    writer->start = malloc(HEAD + (2 + MOST_GROUP) * count + BEYOND); /* what is not written to takes no memory */
+    if (!writer->start) return NO_MEMORY;
+    memcpy(writer->start, head, HEAD);
+    groups->length = writer->start + HEAD;
+    groups->next = groups->length + 2 * count;
+    return NULL;
+}
+
+static inline int lowest(uint64_t set) { return __builtin_ctzll(set); }
+
 #include "_blocks.h"
 
 /* ---- pack ------------------------------------------------------------------------------------------------------ */
@@ -189,8 +221,6 @@ static inline uint64_t nonzero(const int16_t *values) {
     }
     return set;
 }
-
-static inline int lowest(uint64_t set) { return __builtin_ctzll(set); }
 
 /* Read the tables into row-major order, and which one each component has. The file was read before: lengths are good. */
 static Reason read_quantization(const Jpeg *jpeg, size_t end, uint8_t tables[128]) {
@@ -225,43 +255,6 @@ static Reason read_quantization(const Jpeg *jpeg, size_t end, uint8_t tables[128
     return NULL;
 }
 
-/* Write a group of blocks in zigzag order, MOST_GROUP bytes at most. Return its end, or NULL if a value is out of range. */
-static uint8_t *put_group(uint8_t *group, const int16_t *blocks, size_t count) {
-    uint8_t low[MOST_NIBBLES], masks[GROUP * 8] = {0}, large[2 * MOST_LARGE], *at = group + GROUP_HEAD;
-    size_t larges = 0, nibbles = 0;
-    memset(group, 0, GROUP_HEAD);
-    for (size_t block = 0; block < count; block++, blocks += 64) {
-        for (uint64_t set = nonzero(blocks); set; set &= set - 1) {
-            int k = lowest(set);
-            int32_t value = blocks[k];
-            if (value < -1024 || value > 1023 || (k && value == -1024)) return NULL;
-            int32_t nibble = ((value + 8) & 15) - 8, high = (value - nibble) / 16;
-            size_t place = 64 * block + MASKED[k];
-            low[place] = (uint8_t)(nibble & 15);
-            if (nibble) masks[place / 8] |= (uint8_t)(1 << place % 8);
-            if (!k) group[block] = (uint8_t)high;
-            else if (high) {
-                large[2 * larges] = (uint8_t)high;
-                large[2 * larges++ + 1] = (uint8_t)(64 * block + NATURAL[k]);
-            }
-        }
-    }
-    for (size_t i = 0; i < sizeof masks; i++) {
-        if (!masks[i]) continue;
-        group[5 + i / 8] |= (uint8_t)(1 << i % 8);
-        *at++ = masks[i];
-    }
-    group[4] = (uint8_t)larges;
-    memcpy(at, large, 2 * larges);
-    at += 2 * larges;
-    for (size_t place = 0; place < MOST_NIBBLES; place++) {
-        if (!(masks[place / 8] >> place % 8 & 1)) continue;
-        if (nibbles++ & 1) at[-1] |= (uint8_t)(low[place] << 4);
-        else *at++ = low[place];
-    }
-    return at;
-}
-
 static int sampling_of(const Jpeg *jpeg) {
     const Component *part = jpeg->component;
     if (jpeg->components == 1) return GREY;
@@ -271,41 +264,51 @@ static int sampling_of(const Jpeg *jpeg) {
 }
 
 static Reason pack(Jpeg *jpeg, uint64_t most_pixels, Writer *writer) {
-    size_t at = 2, groups = 0;
+    size_t at = 2;
     uint8_t head[HEAD] = {0};
-    Packed packed = {0};
+    Packed packed;
+    Groups groups;
     Reason reason = read_scans(jpeg, most_pixels, &at);
     if (!reason) reason = read_quantization(jpeg, at - 2, head + 12);
     if (reason) return reason;
     int sampling = sampling_of(jpeg);
     if (sampling < 0) return WRONG_SAMPLING;
-    lay_out(&packed, sampling, jpeg->height, jpeg->width);
     memcpy(head, MAGIC, 4);
     head[4] = (uint8_t)sampling;
     for (int i = 0; i < 2; i++) {
-        head[8 + i] = (uint8_t)(packed.height >> 8 * i);
-        head[10 + i] = (uint8_t)(packed.width >> 8 * i);
+        head[8 + i] = (uint8_t)(jpeg->height >> 8 * i);
+        head[10 + i] = (uint8_t)(jpeg->width >> 8 * i);
     }
-    for (int c = 0; c < packed.components; c++) groups += packed.high[c] * groups_in(packed.wide[c]);
-    writer->start = malloc(HEAD + (2 + MOST_GROUP) * groups); /* what is not written to takes no memory */
-    if (!writer->start) return NO_MEMORY;
-    memcpy(writer->start, head, HEAD);
-    uint8_t *length = writer->start + HEAD, *group = length + 2 * groups;
-    for (int c = 0; c < packed.components; c++) {
+    reason = start_groups(writer, head, &packed, &groups);
+    for (int c = 0; !reason && c < packed.components; c++) {
         const Component *component = &jpeg->component[c];
         for (size_t row = 0; row < packed.high[c]; row++) {
-            for (size_t column = 0; column < packed.wide[c]; column += GROUP) {
-                size_t left = packed.wide[c] - column;
-                const int16_t *blocks = component->blocks + 64 * (row * (size_t)component->stride + column);
-                uint8_t *end = put_group(group, blocks, left < GROUP ? left : GROUP);
-                if (!end) return OUT_OF_RANGE;
-                for (int i = 0; i < 2; i++) *length++ = (uint8_t)((size_t)(end - group) >> 8 * i);
-                group = end;
+            for (size_t column = 0; !reason && column < packed.wide[c]; column += GROUP) {
+                int16_t values[MOST_NIBBLES] = {0};
+                for (size_t i = 0; i < GROUP && column + i < packed.wide[c]; i++) {
+                    const int16_t *block = component->blocks + 64 * (row * (size_t)component->stride + column + i);
+                    for (uint64_t set = nonzero(block); set; set &= set - 1) values[64 * i + MASKED[lowest(set)]] = block[lowest(set)];
+                }
+                if (!CALL(put_group, &groups, values)) reason = OUT_OF_RANGE;
             }
         }
     }
-    writer->at = writer->end = group;
-    return NULL;
+    if (!reason) writer->at = writer->end = groups.next;
+    return reason;
+}
+
+/* ---- encode ---------------------------------------------------------------------------------------------------- */
+
+static Reason encode(const uint8_t *head, const uint8_t *pixels, size_t size, Writer *writer) {
+    Packed packed;
+    Groups groups;
+    Reason reason = start_groups(writer, head, &packed, &groups);
+    if (reason) return reason;
+    if (packed.sampling != HALVED || packed.height % 16 || packed.width % 16) return WRONG_SIZE;
+    if (size != 3 * (size_t)packed.height * (size_t)packed.width) return WRONG_ROOM;
+    reason = CALL(encode, &packed, pixels, &groups);
+    if (!reason) writer->at = writer->end = groups.next;
+    return reason;
 }
 
 /* ---- to_jpeg --------------------------------------------------------------------------------------------------- */

@@ -1038,7 +1038,7 @@ static Reason rewrite(const uint8_t *data, size_t size, Task task, uint64_t numb
     if (!jpeg) return NO_MEMORY;
     jpeg->data = data;
     jpeg->size = size;
-    Reason reason = task == ADD_MARKERS   ? add_markers(jpeg, (uint32_t)number, writer)
+    Reason reason = task == ADD_MARKERS   ? add_markers(jpeg, number ? (uint16_t)number : 1, writer) /* DRI has 16 bits */
                     : task == TO_BASELINE ? to_baseline(jpeg, number, writer)
                     : task == PACK        ? pack(jpeg, number, writer)
                                           : to_jpeg(jpeg, writer);
@@ -1052,51 +1052,46 @@ static Reason rewrite(const uint8_t *data, size_t size, Task task, uint64_t numb
 /* ---- Module --------------------------------------------------------------------------------------------------- */
 
 #ifndef WITHOUT_PYTHON
-/* Rewrite without the GIL. Return bytes; raise MemoryError, or ValueError with the reason. */
-static PyObject *rewrite_view(Py_buffer *view, Task task, uint64_t number) {
-    Writer writer = {0};
-    Reason reason;
-    Py_BEGIN_ALLOW_THREADS
-    reason = rewrite(view->buf, (size_t)view->len, task, number, &writer);
-    Py_END_ALLOW_THREADS
+/* Release the buffers, and return the bytes, or raise MemoryError, or ValueError with the reason. */
+static PyObject *finish_bytes(Reason reason, Writer *writer, Py_buffer *buffers, int count) {
     PyObject *result = NULL;
     if (reason == NO_MEMORY) PyErr_NoMemory();
     else if (reason) PyErr_SetString(PyExc_ValueError, reason);
-    else result = PyBytes_FromStringAndSize((const char *)writer.start, writer.at - writer.start);
-    free(writer.start);
-    PyBuffer_Release(view);
+    else result = PyBytes_FromStringAndSize((const char *)writer->start, writer->at - writer->start);
+    free(writer->start);
+    for (int i = 0; i < count; i++) PyBuffer_Release(&buffers[i]);
     return result;
 }
 
-static PyObject *py_add_markers(PyObject *module, PyObject *args) {
-    (void)module;
+/* Rewrite the file of some arguments without the GIL. */
+static PyObject *rewrite_file(PyObject *args, const char *format, Task task) {
     Py_buffer view;
-    unsigned short mcus; /* DRI has 16 bits; the door has checked that it is not 0 */
-    if (!PyArg_ParseTuple(args, "y*H:add_markers", &view, &mcus)) return NULL;
-    return rewrite_view(&view, ADD_MARKERS, mcus ? mcus : 1);
+    unsigned long long number = 0;
+    if (!PyArg_ParseTuple(args, format, &view, &number)) return NULL;
+    Writer writer = {0};
+    Reason reason;
+    Py_BEGIN_ALLOW_THREADS
+    reason = rewrite(view.buf, (size_t)view.len, task, number, &writer);
+    Py_END_ALLOW_THREADS
+    return finish_bytes(reason, &writer, &view, 1);
 }
 
-static PyObject *py_to_baseline(PyObject *module, PyObject *args) {
-    (void)module;
-    Py_buffer view;
-    unsigned long long most_pixels;
-    if (!PyArg_ParseTuple(args, "y*K:to_baseline", &view, &most_pixels)) return NULL;
-    return rewrite_view(&view, TO_BASELINE, most_pixels);
-}
+static PyObject *py_add_markers(PyObject *module, PyObject *args) { (void)module; return rewrite_file(args, "y*K:add_markers", ADD_MARKERS); }
+static PyObject *py_to_baseline(PyObject *module, PyObject *args) { (void)module; return rewrite_file(args, "y*K:to_baseline", TO_BASELINE); }
+static PyObject *py_pack(PyObject *module, PyObject *args) { (void)module; return rewrite_file(args, "y*K:pack", PACK); }
+static PyObject *py_to_jpeg(PyObject *module, PyObject *args) { (void)module; return rewrite_file(args, "y*:to_jpeg", TO_JPEG); }
 
-static PyObject *py_pack(PyObject *module, PyObject *args) {
+/* Encode RGB pixels without the GIL, at the size and the tables of a head. */
+static PyObject *py_encode(PyObject *module, PyObject *args) {
     (void)module;
-    Py_buffer view;
-    unsigned long long most_pixels;
-    if (!PyArg_ParseTuple(args, "y*K:pack", &view, &most_pixels)) return NULL;
-    return rewrite_view(&view, PACK, most_pixels);
-}
-
-static PyObject *py_to_jpeg(PyObject *module, PyObject *args) {
-    (void)module;
-    Py_buffer view;
-    if (!PyArg_ParseTuple(args, "y*:to_jpeg", &view)) return NULL;
-    return rewrite_view(&view, TO_JPEG, 0);
+    Py_buffer buffers[2], *pixels = &buffers[0], *head = &buffers[1];
+    if (!PyArg_ParseTuple(args, "y*y*:encode", pixels, head)) return NULL;
+    Writer writer = {0};
+    Reason reason = head->len == HEAD ? NULL : TRUNCATED;
+    Py_BEGIN_ALLOW_THREADS
+    if (!reason) reason = encode(head->buf, pixels->buf, (size_t)pixels->len, &writer);
+    Py_END_ALLOW_THREADS
+    return finish_bytes(reason, &writer, buffers, 2);
 }
 
 /* Release the buffers. Return None, or raise ValueError with the reason. */
@@ -1145,6 +1140,7 @@ static PyObject *py_decode(PyObject *module, PyObject *args) {
 static PyMethodDef methods[] = {
     {"add_markers", py_add_markers, METH_VARARGS, "add_markers(data, mcus) -> bytes"},
     {"to_baseline", py_to_baseline, METH_VARARGS, "to_baseline(data, most_pixels) -> bytes"},
+    {"encode", py_encode, METH_VARARGS, "encode(pixels, head) -> bytes"},
     {"pack", py_pack, METH_VARARGS, "pack(jpeg, most_pixels) -> bytes"},
     {"unpack", py_unpack, METH_VARARGS, "unpack(data, head, out)"},
     {"decode", py_decode, METH_VARARGS, "decode(data, out, (top, left, bottom, right), repeat)"},

@@ -8,9 +8,9 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
@@ -21,6 +21,7 @@ from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 
 if CAN_REWRITE:
     from tpufeed.images._restart import decode as _decode
+    from tpufeed.images._restart import encode as _encode
     from tpufeed.images._restart import pack, unpack
     from tpufeed.images._restart import to_jpeg as _to_jpeg
 
@@ -124,14 +125,20 @@ def encode_coefficients(image: npt.NDArray[np.uint8], quality: int, jpeg: bytes 
     """Encode uint8 RGB (height, width, 3), both sides multiples of `SIDE_PX`: libjpeg's coefficients, 4:2:0.
 
     `jpeg` has these very pixels: if its size, sampling and tables are those, its coefficients are taken over.
+    Releases the GIL.
     """
+    head = _head((image.shape[0], image.shape[1]), quality)
     if jpeg is not None:
         with suppress(CannotRewrite):
             data = pack_jpeg(jpeg)
-            if data.startswith(of_quality((image.shape[0], image.shape[1]), quality).head):
+            if data.startswith(head):
                 return data
-    options = [cv2.IMWRITE_JPEG_QUALITY, quality]  # OpenCV's pixels are Pillow's; simplejpeg's are a level off
-    return pack(cv2.imencode(".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), options)[1].data, MAX_PIXELS)
+    return _encode(np.ascontiguousarray(image), head)
+
+
+@lru_cache(8)
+def _head(size: tuple[int, int], quality: int) -> bytes:
+    return of_quality(size, quality).head
 
 
 def pack_jpeg(data: bytes | memoryview) -> bytes:
