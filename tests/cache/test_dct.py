@@ -16,7 +16,7 @@ from tpufeed import Loader
 from tpufeed.cache import warmup
 from tpufeed.cli.app import app
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.errors import DatasetExistsError, RecordError
+from tpufeed.errors import DatasetExistsError, OptionError, RecordError
 from tpufeed.images import CenterCrop, HorizontalFlip, Resize
 from tpufeed.images._restart import pack
 
@@ -69,6 +69,32 @@ def test_a_record_that_does_not_decode_is_named_and_counted(cached, tmp_path):
     with Loader(url, split="train", columns=["image"], batch_size=8, processes=0, max_bad_records=1) as loader:
         masks = [mask for _, mask in loader]
     assert sum(int((~mask).sum()) for mask in masks) == 1
+
+
+def test_images_of_any_kind_become_colours_of_8_bits(tmp_path):
+    folder, rng = tmp_path / "photos" / "a", np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    colours = Image.fromarray(rng.integers(0, 256, (6, 9, 3), np.uint8)).resize((90, 60))
+    colours.convert("RGBA").save(folder / "bands.png")
+    colours.convert("CMYK").save(folder / "cmyk.jpg")
+    colours.convert("L").save(folder / "grey.jpg")
+    Image.fromarray(np.asarray(colours.convert("L")).astype(np.uint16) * 257).save(folder / "deep.png")
+    colours.save(folder / "picture.webp", lossless=True)
+    tpufeed.shard(folder.parent, tmp_path / "data", workers=1)
+    made = [
+        images_of(warmup(tmp_path / "data", tmp_path / encode, encode=encode, **WHOLE).url, batch_size=5)
+        for encode in ("raw", "dct")
+    ]
+    assert np.abs(np.subtract(*made, dtype=int)).mean() < 5
+
+
+def test_without_the_extension_it_is_refused(cached, source, tmp_path, monkeypatch):
+    monkeypatch.setattr("tpufeed.cache.options.CAN_REWRITE", False)
+    with pytest.raises(OptionError, match="C extension"):
+        warmup(source, tmp_path / "cache", encode="dct", **WHOLE)
+    monkeypatch.setattr("tpufeed.images.coefficients.CAN_REWRITE", False)
+    with pytest.raises(RecordError, match="C extension"):
+        images_of(cached.url)
 
 
 def coded_of(url):

@@ -135,6 +135,18 @@ def test_ops_are_told_from_decoding_where_they_do_not_make_it_cheaper(
         assert "which they make cheaper" in found["ops"].why_not
 
 
+@pytest.mark.all
+@pytest.mark.parametrize("encode", ["jpeg", "dct"])
+def test_colours_are_timed_as_loaders_make_them(
+    encode: str, dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[bool]()
+    monkeypatch.setattr(stages, "time_decoding", lambda *options: given.append(options[-1]) or 1.0)
+    warmup(dataset_url, tmp_path / "cache", ops=[Resize(48), CenterCrop(48)], encode=encode, workers=1)
+    examine(str(tmp_path / "cache"), **SHORT)
+    assert given == [encode == "jpeg"], "whether samples of colours are repeated"
+
+
 def test_fewer_samples_than_a_batch_are_measured_and_said(dataset_url: str) -> None:
     found = examine(dataset_url, seconds=1.0, ops=OPS, split="val")
     assert found.fed

@@ -1,6 +1,7 @@
 """DCT images of photographs of any size: batches as of the JPEGs, and what cannot be one stays as it is."""
 
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ import tpufeed
 from tests.conftest import make_photos
 from tests.frameworks import lazy
 from tests.sharding.test_worker import stored
+from tests.tfrecords import encode_record, records_of
 from tpufeed import Loader
 from tpufeed.cache import warmup
 from tpufeed.cli.app import app
-from tpufeed.errors import OptionError
+from tpufeed.errors import OptionError, RecordError
 from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
 from tpufeed.images.decoding import decode
 from tpufeed.images.windows import resize
@@ -96,6 +98,22 @@ def test_it_is_verified_shown_and_cached_like_any_dataset(datasets, tmp_path):
     ops = [Resize((150, 160))]
     one, other = (warmup(url, tmp_path / url.name, encode="raw", ops=ops, workers=1) for url in datasets)
     np.testing.assert_array_equal(*(batches(each.url, shuffle=False) for each in (one, other)))
+
+
+def test_a_damaged_image_is_named_and_counted(datasets, tmp_path):
+    url = tmp_path / "damaged"
+    shutil.copytree(datasets[1], url)
+    (shard,) = url.glob("*.tfrecord")
+    records = [bytearray(payload) for _, payload in records_of(shard.read_bytes())]
+    damaged = next(record for record in records if b"\x89DCT" in record)
+    at = damaged.index(b"\x89DCT") + 8  # its height
+    damaged[at : at + 2] = b"\1\0"
+    shard.write_bytes(b"".join(map(encode_record, records)))
+    with pytest.raises(RecordError, match=f"{shard.name}.*DCT image"):
+        batches(url, ops=[CenterCrop(32)])
+    options = {"split": "train", "columns": ["image"], "batch_size": 5, "processes": 0, "ops": [CenterCrop(32)]}
+    with Loader(url, max_bad_records=1, **options) as loader:
+        assert sum(int((~mask).sum()) for _, mask in loader) == 1
 
 
 def test_it_grows(tmp_path):

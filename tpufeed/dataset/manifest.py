@@ -328,6 +328,11 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return self.sizes.least if isinstance(self.sizes, Sizes) and self.sizes.least == self.sizes.most else None
 
     @property
+    def is_coded(self) -> bool:
+        """True for a cache of DCT images. Colours of these are interpolated, as a device does, not repeated."""
+        return self.cache is not None and self.cache.encode == "dct"
+
+    @property
     def upright(self) -> bool:
         """True if loaders turn images by their EXIF orientation."""
         return self.exif == "apply"

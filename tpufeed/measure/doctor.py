@@ -280,7 +280,7 @@ def _measure_loading(
             rates = measure_loader(near, split, asked.batch_size, seconds * _LOADING, **given)
         except (TpufeedError, OSError, MemoryError) as error:
             return {ASSEMBLY: Stage(ASSEMBLY, why_not=format_error(error))}, (), []
-        stages = tell_stages_apart(rates, images if encoded else (), ops, seconds)
+        stages = tell_stages_apart(rates, images if encoded else (), ops, seconds, fast=not manifest.is_coded)
         if asked.device_ops and not ops:
             stages[OPS] = Stage(OPS, why_not="the device runs them all")
         if copied:

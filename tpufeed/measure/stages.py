@@ -167,9 +167,12 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
 
 
 def tell_stages_apart(
-    rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float
+    rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float, fast: bool = True
 ) -> dict[str, Stage]:
-    """Return reading, decoding, ops and assembly of a loader. `images` are encoded, or empty for raw pixels."""
+    """Return reading, decoding, ops and assembly of a loader.
+
+    `images` are encoded, or empty for raw pixels. `fast` is as for the loader's pipelines.
+    """
     whole_span, reading_span, decoding_span = rates.spans
 
     def part(name: str, share: float, detail: str = "") -> Stage:
@@ -177,7 +180,7 @@ def tell_stages_apart(
         span = None if decoding_span is None else (decoding_span[0] / share, decoding_span[1] / share)
         return Stage(name, rates.decoding / share, detail, span=span)
 
-    share = time_decoding(images, ops, seconds) if images else 0.0
+    share = time_decoding(images, ops, seconds, fast) if images else 0.0
     live = part(OPS, 1 - share) if ops and share < 1 else Stage(OPS, why_not="there are none")
     if not images:
         decoding = Stage(DECODING, why_not="raw pixels need no decoding")
@@ -193,7 +196,7 @@ def tell_stages_apart(
     return {stage.name: stage for stage in (reading, decoding, live, whole)}
 
 
-def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) -> float:
+def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float, fast: bool = True) -> float:
     """Return the time to decode images at full size, as a share of the time to decode them with the ops.
 
     An op that waits, for a service or a disk, takes that time, too. Waiting for a core does not count. The share is 1
@@ -201,7 +204,7 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float) ->
     """
     # On a host with four times its load, wall-clock time gave shares from 0.80 to 1.37, and CPU time 0.82 to 0.85. It
     # is the CPU time of all threads of this process, because OpenCV starts some here but none in a loader's workers.
-    plain, pipeline = Pipeline((), seed=0, fast=True), Pipeline(ops, seed=0, fast=True)
+    plain, pipeline = Pipeline((), seed=0, fast=fast), Pipeline(ops, seed=0, fast=fast)
     draws = pipeline.draw(0, np.arange(len(images)))
     decoding = whole = 0.0
     stop = time.perf_counter() + seconds

@@ -112,8 +112,6 @@ def plan_decoding(
     views: Sequence[Sequence[Op]] = (options.ops,) if options.ops is not None else options.view_ops
     views = views or (_own_ops(source.dataset, source.split),)
     later = [op for op in options.device_ops or () if not isinstance(op, MixingOp)]
-    # Of a cache of coefficients a device interpolates between colour samples, and so does the host.
-    is_coded = manifest.cache is not None and manifest.cache.quality is not msgspec.UNSET
     pipelines, shared = list[Pipeline](), _find_shared(views, options.share)
     for view, ops in enumerate(views):
         # The first view draws with the loader's own seed.
@@ -122,7 +120,9 @@ def plan_decoding(
         # A device gets whole images if its ops are the first ones, so the host's ops see the same pixels.
         whole = bool(later) and not ops
         keys = {own: (pipelines[0].seed, place) for own, place in shared[view].items()} if view else {}
-        made = Pipeline([*ops, *later], draws, fast=not is_coded, upright=manifest.upright, whole=whole, shared=keys)
+        made = Pipeline(
+            [*ops, *later], draws, fast=not manifest.is_coded, upright=manifest.upright, whole=whole, shared=keys
+        )
         pipelines.append(made)
     first = pipelines[0].ops
     if late := [op for view in views[1:] for op in view if isinstance(op, Choose) and op not in first]:
@@ -152,7 +152,7 @@ def plan_decoding(
         drawn=pipelines,
     )
     later_ops = options.device_ops if options.views is None else None
-    if later_ops is not None and (later_ops or is_coded) and columns.images:
+    if later_ops is not None and (later_ops or manifest.is_coded) and columns.images:
         plan = _plan_device_ops(plan, manifest, Pipeline(views[0], 0), later_ops, on_device)
     custom = next((op for op in pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
     return plan if custom is None else replace(plan, joint=_cut_at(plan, custom))

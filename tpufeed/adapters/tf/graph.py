@@ -408,8 +408,7 @@ def _check_dataset(dataset: Dataset) -> None:
             "out direct=True, or make a dataset of the view with tpufeed.cache.warmup"
         )
     manifest = dataset.manifest
-    is_cache = manifest.cache is not None and manifest.cache.encode == "dct"
-    if is_cache or any(kind.startswith("dct") for kind in manifest.images):
+    if manifest.is_coded or any(kind.startswith("dct") for kind in manifest.images):
         raise OptionError(
             f"{dataset.label}: direct=True decodes in TensorFlow, which knows no DCT images: leave out direct=True, "
             "or warm a cache with encode='jpeg' or 'raw'"
