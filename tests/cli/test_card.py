@@ -56,8 +56,16 @@ def test_its_program_loads_the_dataset(card_of, dataset_url, cache_url, capsys, 
     monkeypatch.setenv("TPUFEED_PROCESSES", "0")
     for url, shape in ((dataset_url, "(4, 224, 224, 3)"), (cache_url, "(4, 32, 32, 3)")):
         (program,) = re.findall(r"```python\n(.*?)```", card_of(url), re.DOTALL)
-        exec(program.replace("batch_size=32", "batch_size=4"), {})
+        exec(re.sub(r"batch_size=\d+", "batch_size=4", program), {})
         assert capsys.readouterr().out.strip() == shape
+
+
+def test_the_program_of_a_small_dataset_without_labels_runs(card_of, photo_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TPUFEED_PROCESSES", "0")
+    made = tpufeed.shard(photo_folder, tmp_path / "d", label="none", workers=1)
+    (program,) = re.findall(r"```python\n(.*?)```", card_of(made.url), re.DOTALL)
+    exec(program, {})
+    assert capsys.readouterr().out.strip() == f"({min(32, made.images)}, 224, 224, 3)"
 
 
 def test_a_sheet_lies_beside_it_and_json_names_both(run, dataset_url, tmp_path, monkeypatch):
@@ -112,6 +120,7 @@ def test_a_damaged_dataset_is_refused_and_damaged_images_are_named(run, dataset_
     done = run("card", copy, "--out", out)
     assert done.returncode == 1
     assert done.stderr.startswith(f"warning: {shard}, record 0")
+    assert done.stderr.endswith(f"tpufeed verify {copy}\n")
     assert out.exists()
 
 

@@ -1,5 +1,6 @@
 """`tpufeed card`."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.console import echo, print_json, reports_errors, warn
 from tpufeed.cli.info import facts_of, iter_lines
+from tpufeed.errors import mask_secrets
 
 
 @reports_errors
@@ -47,4 +49,5 @@ def card_command(
     for problem in sheet.problems:
         warn(problem)
     if sheet.problems:
+        warn(f"the dataset is damaged. Find all of it: tpufeed verify {shlex.quote(mask_secrets(dataset.url))}")
         raise typer.Exit(1)

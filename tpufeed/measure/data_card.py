@@ -94,14 +94,15 @@ def _iter_classes(dataset: Dataset, facts: Mapping[str, Any], images: int) -> It
 
 def _program(dataset: Dataset, url: str) -> str:
     manifest = dataset.manifest
-    split = next((name for name, each in manifest.splits.items() if each.records), "train")
-    options, imports = f"{_quote(url)}, {_quote(split)}, batch_size=32", "import tpufeed\n"
+    filled = ((name, min(each.records, 32)) for name, each in manifest.splits.items() if each.records)
+    split, batch = next(filled, ("train", 32))
+    options, imports = f"{_quote(url)}, {_quote(split)}, batch_size={batch}", "import tpufeed\n"
     if manifest.image_size is None:
         imports += "from tpufeed.images import RandomResizedCrop\n"
         options += ", ops=[RandomResizedCrop(224)]"
     columns = "images, labels"
     if not manifest.has_label or any(each.name == LABEL and each.shape != () for each in manifest.features):
-        options, columns = f'{options}, columns=["image"]', "(images,)"
+        options, columns = f'{options}, columns=["image"]', "images"
     each = f"for {columns} in loader:  # also loader.to_jax(), to_torch(), to_xla(), to_tf(), to_keras()\n"
     return f"{imports}\nloader = tpufeed.Loader({options})\n{each}    print(images.shape)\n    break\n"
 
