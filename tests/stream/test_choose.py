@@ -30,6 +30,10 @@ def read(sample, random):
     return sample | {"captions": [0.5]}
 
 
+def doubled(sample, random):
+    return sample | {"grid": np.concatenate([sample["grid"]] * 2)}
+
+
 def kept(sample, random):
     return sample
 
@@ -130,6 +134,12 @@ CHANGED = [Choose("captions"), Custom(read, sample=True)]
 )
 def test_what_cannot_be_chosen_or_batched(ops, options, error, said, url):
     with pytest.raises(error, match=said), loader(url, ops, **options) as each:
+        next(iter(each))
+
+
+def test_a_tensor_of_another_shape_is_the_fault_of_its_function(url):
+    each = loader(url, [Custom(doubled, sample=True)], ["image", "grid"], fill=None)
+    with each, pytest.raises(OpError, match=r"returned 'grid' of shape \(2, 2\): return it with the shape \(1, 2\)"):
         next(iter(each))
 
 

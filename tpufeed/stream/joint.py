@@ -16,7 +16,7 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.images.ops import Custom
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Draws
-from tpufeed.stream.columns import IMAGE, TEXTS, Field, Mask, Scalar, Tokens
+from tpufeed.stream.columns import IMAGE, TEXTS, Field, Items, Mask, Scalar, Tokens
 
 
 class JointPipeline:
@@ -38,6 +38,8 @@ class JointPipeline:
             for each in fields
             if isinstance(each, Scalar | Tokens)
         }
+        items = [each for each in fields if isinstance(each, Items) and each.most is None]
+        self._shapes = {each.columns[0].name: each.columns[0].shape for each in items}
         for number, op in enumerate([*pipeline.ops, None]):
             if op is None or (isinstance(op, Custom) and op.sample):
                 part = Pipeline(pipeline.ops[start:number], pipeline.seed, pipeline.fast, pipeline.upright)
@@ -73,6 +75,9 @@ class JointPipeline:
                         f"{custom} returned {len(changed[name])} items of {name!r} for {len(changed[spec.of])} boxes "
                         f"in {spec.of!r}: return one for each box"
                     )
+                found = np.shape(changed[name])
+                if found != (shape := self._shapes.get(name, found)):
+                    raise OpError(f"{custom} returned {name!r} of shape {found}: return it with the shape {shape}")
             pixels, size = changed.pop(IMAGE), pixels.shape[:2]
             values = {self._specs[name].name: value for name, value in changed.items()}
         assert pixels is not None, "there is at least one part"
