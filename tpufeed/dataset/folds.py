@@ -51,7 +51,9 @@ def _deal(dataset: Stored, where: str, split: str, count: int, labels: Labels | 
         names, classes, sizes = np.unique(labels.values, return_inverse=True, return_counts=True)
         few = [f"{number} ({size} samples)" for number, size in zip(names, sizes, strict=True) if size < count]
         if len(few) == len(names):
-            raise OptionError(f"{where}: each class has fewer samples than the {count} folds, like {few[0]}")
+            raise OptionError(
+                f"{where}: each class has fewer samples than the {count} folds, like {few[0]}. Give fewer folds"
+            )
         if few:
             _logger.warning("%s: %d classes have fewer samples than %d folds, like %s", where, len(few), count, few[0])
     if not group:
@@ -65,7 +67,7 @@ def _deal(dataset: Stored, where: str, split: str, count: int, labels: Labels | 
     values, of_samples = np.unique(_read_groups(dataset, where, split, group), return_inverse=True)
     if len(values) < count:
         said = f"{len(values)} values, like {values[0].item()!r}" if len(values) else "no values"
-        raise OptionError(f"{where}: {','.join(group)} has {said}, too few for {count} folds")
+        raise OptionError(f"{where}: {','.join(group)} has {said}, too few for {count} folds. Give fewer")
     if labels is None:
         digests = (hashlib.blake2b(value.encode(), digest_size=8, person=b"fold").digest() for value in values.tolist())
         found = np.array([int.from_bytes(digest, "big") % count for digest in digests])

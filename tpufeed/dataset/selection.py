@@ -163,7 +163,10 @@ def select(dataset: D, split: str | None, keep_ids: bool | None, given: Mapping[
             found[name] = Chosen(np.flatnonzero(kept), len(kept))
     text = ", ".join(way.text for way in ways)
     if not any(len(found[name]) for name in splits):
-        raise OptionError(f"{dataset.label}: no sample of {', '.join(splits)} fits {text}, so the view would be empty")
+        raise OptionError(
+            f"{dataset.label}: no sample of {', '.join(splits)} fits {text}, so the view would be empty. Ask for more "
+            "samples, or for fewer folds"
+        )
     text = text if before is None else f"{before.text}, {text}"
     return dataset.view(Selection(found, text, relabelled))
 

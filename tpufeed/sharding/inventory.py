@@ -576,7 +576,9 @@ def rename_columns(names: Mapping[str, str], item: Item) -> Item:
     values = {names.get(name, name): value for name, value in (item.values or {}).items()}
     if len(values) < len(item.values or {}):
         old, new = next((old, new) for old, new in names.items() if {old, new} <= (item.values or {}).keys())
-        raise OptionError(f"{item.path} has columns {old!r} and {new!r}: --rename {old}={new} would join them")
+        raise OptionError(
+            f"{item.path} has columns {old!r} and {new!r}: --rename {old}={new} would join them. Choose another name"
+        )
     return msgspec.structs.replace(item, values=values) if values else item
 
 
