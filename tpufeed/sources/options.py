@@ -169,8 +169,10 @@ class ShardOptions:
             raise OptionError("label_type='number' is for one number per sample. Leave classes and label_separator out")
         if not self.class_level:
             raise OptionError("class_level counts folders from 1, or from -1 for the innermost, not from 0")
-        if self.unlabelled == "keep" and self.names == "kaggle":
-            raise OptionError("names='kaggle' has no place for samples without a label. Leave unlabelled='keep' out")
+        if self.names == "kaggle" and (self.unlabelled == "keep" or self.label_type == "number"):
+            raise OptionError(
+                "names='kaggle' needs a class for each sample. Leave unlabelled='keep' and label_type='number' out"
+            )
         _check_rename(self.rename or {})
         if self.outlines is not None and (self.masks is not None or MASKS in (self.image_columns or {})):
             raise OptionError(
