@@ -198,6 +198,17 @@ def test_images_beside_class_folders_are_unlabelled(folders, tmp_path):
     assert labels_of(tmp_path / "d") == {"cat/1.jpg": [0], "dog/2.jpg": [1], "3.jpg": [-1]}
 
 
+def test_a_labelled_dataset_grows_by_unlabelled_images_alone(folders, table, tmp_path):
+    shard(folders("cat/1.jpg", "dog/2.jpg"), tmp_path / "d", "--unlabelled", "keep")
+    (tmp_path / "photos").rename(tmp_path / "older")
+    assert tpufeed.append(folders("3.jpg", "4.jpg"), tmp_path / "d", workers=1).added == 2
+    assert labels_of(tmp_path / "d") == {"cat/1.jpg": [0], "dog/2.jpg": [1], "3.jpg": [-1], "4.jpg": [-1]}
+    rows = [{"kind": "a"}, {"kind": None}]
+    shard(table(rows), tmp_path / "e", "--unlabelled", "keep", "--label", "kind")
+    tpufeed.append(table([{"kind": None}] * 3), tmp_path / "e", workers=1)
+    assert labels_of(tmp_path / "e") == {"0.jpg": [0], "1.jpg": [-1], "2.jpg": [-1]}
+
+
 def test_a_number_that_is_missing_is_nan(table, tmp_path):
     shard(table([{"label": 1.5}, {"label": None}]), tmp_path / "d", "--unlabelled", "keep", "--label-type", "number")
     found = samples_of(tmp_path / "d")

@@ -357,8 +357,10 @@ class Inventory:
         `labels` are those of all rows, `taken` those of rows that a growing dataset does not have.
         """
         options, standing = self.options, self.standing
-        self.labelled = options.label != "none" and (set(labels) != {None} or contents.class_names is not None)
-        if options.label not in ("auto", "none") and set(labels) == {None} and options.label_type == "class":
+        has_labels = set(labels) != {None} or contents.class_names is not None
+        has_labels |= options.unlabelled == "keep" and standing is not None and standing.manifest.labelled
+        self.labelled = options.label != "none" and has_labels
+        if options.label not in ("auto", "none") and not has_labels and options.label_type == "class":
             raise OptionError(f"no sample has a label in {options.label!r}")
         first = next((label for label in labels if label is not None), None)
         if options.label_separator and first is not None and standing is None and max(list_lengths, default=0) < 2:
