@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpufeed
+from tests.frameworks import lazy
 from tests.sharding.listed import Listed
 from tpufeed.builds.item import Item
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sharding.inventory import Inventory
 from tpufeed.sources.options import ShardOptions
 
+model_selection = lazy("sklearn.model_selection")
 SHARES = "train=0.7,val=0.3"
 
 
@@ -46,12 +48,15 @@ def test_a_group_is_in_one_split_and_stays_there(groups, more):
     assert after.items() >= before.items()
 
 
-def test_shares_are_those_of_groups():
+def test_shares_are_those_of_groups_and_of_scikit_learn():
     sizes = np.random.default_rng(0).integers(1, 8, 2000)
     groups = np.repeat(np.arange(2000), sizes).tolist()
     found, said, warnings = splits_of(items_of(groups), splits="train=0.8,val=0.2", split_with="patient")
     share = sum(split == "val" for split in found.values()) / len(groups)
-    assert abs(share - 0.2) < 4 * np.sqrt(0.2 * 0.8 * np.square(sizes / len(groups)).sum())
+    error = np.sqrt(0.2 * 0.8 * np.square(sizes / len(groups)).sum())
+    assert abs(share - 0.2) < 4 * error
+    theirs = model_selection.GroupShuffleSplit(50, test_size=0.2, random_state=0).split(groups, groups=groups)
+    assert abs(share - np.mean([len(test) / len(groups) for _, test in theirs])) < 4 * error
     held = {group for number, group in enumerate(groups) if found[f"{number}.jpg"] == "val"}
     of_all = f"train {100 - 100 * share:.1f} %, val {100 * share:.1f} % of images"
     assert said == f"shares, by a hash of patient: {of_all}; {2000 - len(held):,} and {len(held)} values of patient"
