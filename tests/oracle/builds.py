@@ -121,6 +121,10 @@ class Builds(RuleBasedStateMachine):
         if kind in ("folder", "csv"):
             self.options["classes"] = draw.choice([None, None, list(self.sources[0].classes)])
             self.options["names"] = draw.choice(["tpufeed", "tpufeed", "kaggle"])
+        if self.sources[0].has_numbers:
+            self.options["classes"] = None
+        if self.sources[0].has_numbers or self.sources[0].leaves_some:  # kaggle's names need classes
+            self.options["names"] = "tpufeed"
         self.redraw()
         self.split_of = {}  # by path, or by what is held together
         self.standing, self.warmed, self.is_stale = {}, {}, False
@@ -213,7 +217,8 @@ class Builds(RuleBasedStateMachine):
             assert self.options["splits"] or self.splits_itself or name == "train"
             for sample in samples:
                 assert not self.splits_itself or name == own_split(sample.path), f"{sample.path} is in {name}"
-                held = dict(sample.columns)["text"] if self.options.get("split_with") else sample.path
+                text = "said" if source.renames else "text"
+                held = dict(sample.columns)[text] if self.options.get("split_with") else sample.path
                 there = self.split_of.setdefault(held, name)
                 assert there == name, f"{held} was in {there} and is in {name} now"
 
@@ -589,7 +594,7 @@ class Builds(RuleBasedStateMachine):
 
 def plain(sample):
     """A sample without what a flip moves."""
-    moved = ("boxes", "objects.bbox", "mask")
+    moved = ("boxes", "objects.bbox", "mask", "keypoints")
     columns = tuple(each for each in sample.columns if each[0] not in moved or len(each[1]) == 1)
     return sample.path, sample.pixels, sample.labels, columns
 

@@ -33,6 +33,9 @@ class Made:
     splits: tuple[str, ...] = ("train",)
 
 
+POINTS = "left_eye_x,left_eye_y,right_eye_x,right_eye_y"
+
+
 def picture(number, height, width):
     """Levels that name the sample, its rows and its columns."""
     y, x = np.mgrid[:height, :width]
@@ -87,6 +90,35 @@ def write_table(folder, count, first, longest):
     return folder / "table.jsonl"
 
 
+def write_faces(folder, count, first, speed, unlabelled):
+    """A table with columns of keypoints, the column `speed`, and some labels that are missing."""
+    folder.mkdir(parents=True)
+    lines = [f"path,label,{POINTS},{speed}"]
+    for number in range(first, first + count):
+        height, width = 20 + number % 5, 24 + number % 7
+        Image.fromarray(picture(number, height, width).astype(np.uint8)).save(folder / f"{number}.png")
+        draw = random.Random(number)
+        points = [f"{draw.uniform(0, side):.3f}" for _ in range(2) for side in (width, height)]
+        if number % 3 == 0:  # one is not marked
+            points[2 * (number % 2) : 2 * (number % 2) + 2] = ["", ""]
+        label = "" if unlabelled and number % 4 == 3 else ("cat", "dog", "eel")[number % 3]
+        lines.append(f"{number}.png,{label},{','.join(points)},{number / 8}")
+    (folder / "faces.csv").write_text("\n".join(lines))
+    return folder / "faces.csv"
+
+
+def write_captions(folder, count, first):
+    """Images with texts beside them: captions, none of some, and a number to predict."""
+    for number in range(first, first + count):
+        at = folder / f"{number % 3}/{number:04d}.png"
+        at.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture(number, 18 + number % 5, 20).astype(np.uint8)).save(at)
+        captions = ["one", f"the {number}", f"image {number} of several"][: number % 4]
+        at.with_suffix(".json").write_text(json.dumps({"captions": captions, "score": number / 16}))
+        at.with_suffix(".txt").write_text(f"text {number}")
+    return folder
+
+
 def made(url, **options):
     """What there is at a URL, with all versions."""
     newest = tpufeed.open_dataset(url)
@@ -131,6 +163,19 @@ def lose(folder):
     found.url = found.versions[0].url = str(folder / "lost")
     found.versions[0].lost = frozenset({(0, 1)})
     return found
+
+
+def add_faces(pool, raw, shard):
+    """Datasets with keypoints in columns, some labels missing, and a column renamed; and one with captions."""
+    columns, more = ("label", "keypoints", "speed", "text"), {"unlabelled": "keep", "shards": 2}
+    more["boxes"] = tpufeed.Boxes(keypoints=POINTS)
+    url = shard("faces", write_faces(raw / "faces0", 21, 800, "pace", False), rename={"pace": "speed"}, **more)
+    tpufeed.append(write_faces(raw / "faces1", 14, 821, "pace", True), url, workers=1)
+    pool["faces"] = made(url, columns=columns)
+    pool["faces2"] = made(shard("faces2", write_faces(raw / "faces2", 18, 900, "speed", True), **more), columns=columns)
+    more = {"label": "score", "label_type": "number", "texts": True, "shards": 2}
+    url = shard("captions", write_captions(raw / "captions", 26, 950), **more)
+    pool["captions"] = made(url, columns=("label", "captions", "txt", "filename"))
 
 
 def make_pool(folder):
@@ -203,8 +248,9 @@ def make_pool(folder):
         pool[name] = made(shard(name, table, shards=2, boxes=boxes, **lists), columns=columns)
         name = ("tags", "tags2")[number]
         pool[name] = made(shard(name, table, shards=3, label="tags"), columns=("label", "kp", "speed"))
+    add_faces(pool, raw, shard)
     cache.warmup(folder / "lists", folder / "lists-crops", ops=[RandomCrop(16)], variants=2, workers=1)
-    pool["lists-crops"] = made(folder / "lists-crops", columns=columns, size=(16, 16))
+    pool["lists-crops"] = made(folder / "lists-crops", columns=pool["lists"].columns, size=(16, 16))
 
     pool["bad"] = made(folder / "png", columns=("label",))
     places = damage(folder / "png", folder / "bad", (3, 11, 12))

@@ -126,6 +126,7 @@ class Options:
     ops: Any = None  # None: the live ops of a cache
     device_ops: tuple[Any, ...] = ()
     views: Any = None  # lists of ops, each already as often as it is asked for
+    share: str | None = None
     fill: dict[str, Any] = field(default_factory=dict)
     pad: dict[str, int] = field(default_factory=dict)
     truncate: bool = False
@@ -142,7 +143,7 @@ class Options:
     def cannot_mix(self):
         """Columns that would not fit mixed images."""
         blends = any(type(op).__name__ == "MixUp" for op in self.mixing)
-        moving = {"boxes", "hidden", "poses", "window", *(["mask"] if blends else [])}
+        moving = {"boxes", "hidden", "poses", "keypoints", "window", *(["mask"] if blends else [])}
         return moving & {*self.columns} if self.mixing else set()
 
 
@@ -550,8 +551,8 @@ class Reference:
         here = version.live if options.ops is None else options.ops
         later = [op for op in options.device_ops if op not in options.mixing]
         views = options.views or [[*here, *later]]
-        seeds = [seed]  # of each view
-        for view in range(1, len(views)):
+        seeds = [seed] * (len(views) if options.share else 1)  # of each view
+        for view in range(len(seeds), len(views)):
             salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest()
             seeds.append(seed ^ int.from_bytes(salt, "little"))
         each_view = list(zip(views, seeds, strict=True))
@@ -573,8 +574,21 @@ class Reference:
             elif name == "window":
                 found[name] = moved[0].window()
             else:
-                found |= self.column(name, source, features, moved[0])
+                choices = [place for place, op in enumerate(views[0]) if getattr(op, "column", None) == name]
+                u = draws(seed, epoch, number, choices[0], 1) if choices and views[0][choices[0]].random else [0.0]
+                drawn = self.drawn(name, features, u[0]) if choices else None
+                found |= self.column(name, source, features, moved[0]) if drawn is None else drawn
         return found
+
+    def drawn(self, name, features, u):
+        """One of several texts, or what a function makes of it: a number for each word."""
+        texts = [bytes(each).decode() for each in features[name]] or [self.options.fill[name]]
+        text = texts[int(u * len(texts))]
+        if name not in self.options.pad:
+            return {name: text}
+        lengths = [len(word) for word in text.split()][: self.options.pad[name]]
+        padded = lengths + [0] * (self.options.pad[name] - len(lengths))
+        return {name: np.array(padded), f"{name}_length": len(lengths)}
 
     @staticmethod
     def views_of(moved):
@@ -608,10 +622,13 @@ class Reference:
             stored = decoded(values[0])[..., 0] if not spec.get("shape") else np.frombuffer(values[0], np.uint8)
             stored = stored.reshape(spec.get("shape") or stored.shape)
             return {name: moved.mask(stored, self.options.fill.get(name, 0))}
-        if name == "label" and self.mixed:
-            values = [self.tables[source][label] for label in values]
-        elif name == "label" and self.versions[source].classes is not None:
-            values = [self.versions[source].classes.index(label) for label in values]
+        if spec["name"] == SHORT["label"]:  # else numbers to predict
+            found = values
+            if self.mixed:
+                found = [-1 if label < 0 else self.tables[source][label] for label in values]
+            elif self.versions[source].classes is not None:
+                found = [self.versions[source].classes.index(label) for label in values]
+            values = found
         if spec.get("shape", ()) == []:
             return {name: values[0].decode() if isinstance(values[0], bytes) else values[0]}
         items, visible = np.array(values, float).reshape(-1, *spec.get("item_shape", [])), None
@@ -624,7 +641,7 @@ class Reference:
             flat, seen = moved.points(items.reshape(-1, items.shape[-1]))
             items, visible = np.array(flat).reshape(items.shape), np.array(seen, bool).reshape(items.shape[:-1])
             for one, other in spec.get("flip_pairs") or () if moved.mirrored else ():  # left and right of the same
-                for values in (items, visible):
+                for values in (items, visible) if items.ndim > 2 else (items[None], visible[None]):
                     values[:, [one, other]] = values[:, [other, one]]
         if name == "label" and self.options.multi_hot:
             names = self.names if self.mixed else self.versions[0].stored.manifest["class_names"]
@@ -636,7 +653,7 @@ class Reference:
         counted = owner if owner in self.options.columns else name
         most = self.length_of(counted)
         if most is None:
-            return {name: items}
+            return {name: items} | ({} if visible is None else {f"{name}_visible": visible})
         if len(items) > most and not self.options.truncate:
             raise DamagedError(name)
         items = items[:most]

@@ -11,6 +11,7 @@ from tpufeed.images.coefficients import to_jpeg
 WORD = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
 DRAWS = {"RandomCrop": 2, "RandomResizedCrop": 22, "HorizontalFlip": 1, "VerticalFlip": 1, "MixUp": 2, "CutMix": 4}
+DRAWS["Choose"] = 1
 
 
 def mix(z):
@@ -161,6 +162,11 @@ def mixed(op, columns, all_draws):
     return found
 
 
+def tokenised(sample, generator):
+    """The length of each word of a text, as a user's function makes tokens of it."""
+    return sample | {"captions": [len(word) for word in sample["captions"].split()]}
+
+
 class Moved:
     """A sample after its ops: pixels, and for each axis where they lie in the stored image.
 
@@ -187,6 +193,8 @@ class Moved:
                     self.step(axis, -1.0, self.pixels.shape[axis], self.pixels.shape[axis])
                     self.pixels = np.flip(self.pixels, axis)
                     self.mirrored = not self.mirrored
+                continue
+            if kind in ("Choose", "Custom"):
                 continue
             (top, left, height, width), size = window(op, *self.pixels.shape[:2], u)
             for axis, (start, length) in enumerate(((top, height), (left, width))):

@@ -18,10 +18,14 @@ from PIL import Image
 
 from tpufeed.images.modern import readable_formats
 
-KINDS = ("folder", "csv", "jsonl", "tars", "parquet", "arrow", "coco", "yolo", "voc", "grouped", "imagefolder")
+KINDS = ("folder", "csv", "jsonl", "tars", "parquet", "arrow", "coco", "yolo", "voc", "grouped", "imagefolder", "texts")
 BRINGS_CLASSES = ("parquet", "arrow", "coco", "yolo")  # by themselves
 SPLITS_ITSELF = ("coco", "yolo", "voc", "imagefolder")
 DECLARES = ("coco", "yolo", "voc", "grouped", "imagefolder")  # which columns have boxes
+KEEPS_UNLABELLED = ("folder", "csv", "tars", "parquet", "arrow", "texts")
+TAKES_NUMBERS = ("csv", "tars", "texts")  # as labels
+WITHOUT_TEXT = ("folder", "coco", "yolo", "voc")
+POINTS = "left_x,left_y,right_x,right_y"  # columns of keypoints: two corners of the first box
 MODERN = readable_formats()  # AVIF, HEIC and JPEG XL, as far as their packages are installed
 OUTSIDE_PX = 2  # a box is clipped in silence that reaches so far beyond its image
 SIDE, CELL, BASE, DIGITS = 24, 8, 8, 5
@@ -199,7 +203,7 @@ class Source:
     def url(self):
         names = {"folder": "photos", "csv": "table.csv", "jsonl": "table.jsonl", "tars": "tars", "parquet": "hub"}
         names |= {"arrow": "saved", "coco": "coco" if self.splits_itself else "annotations/instances.json"}
-        names |= {"yolo": "yolo", "voc": "voc", "grouped": "boxes.csv", "imagefolder": "images"}
+        names |= {"yolo": "yolo", "voc": "voc", "grouped": "boxes.csv", "imagefolder": "images", "texts": "texts"}
         return self.folder / names[self.kind]
 
     @property
@@ -218,7 +222,35 @@ class Source:
         found |= {"outlines": self.outlines} if self.draws else {}
         if self.has_masks:
             found |= {"masks": str(self.folder / "masks")} if self.kind == "folder" else mask
-        return found
+        found |= {"texts": True} if self.kind == "texts" else {}
+        found |= {"unlabelled": "keep"} if self.leaves_some else {}
+        found |= {"label_type": "number"} if self.has_numbers else {}
+        found |= {"rename": {"text": "said"}} if self.renames else {}
+        return found | ({"keypoints": POINTS} if self.has_points else {})
+
+    @property
+    def leaves_some(self):
+        """Whether some rows have no label."""
+        return "unlabelled" in self.traits and self.kind in KEEPS_UNLABELLED
+
+    @property
+    def has_numbers(self):
+        """Whether labels are numbers instead of classes."""
+        return "numbers" in self.traits and self.kind in TAKES_NUMBERS
+
+    @property
+    def renames(self):
+        return "other names" in self.traits and self.kind not in WITHOUT_TEXT
+
+    @property
+    def has_points(self):
+        return "points" in self.traits and self.kind == "csv"
+
+    def label(self, row):
+        """The label of an image; None if it has none."""
+        if self.leaves_some and row.id % 4 == 3:
+            return None
+        return row.pixels / 8 if self.has_numbers else row.kinds[0]
 
     @property
     def finds_columns(self):
@@ -362,14 +394,19 @@ class Source:
         getattr(self, f"write_{self.kind}")()
 
     def write_folder(self):
-        sync(self.url, {f"{row.kinds[0]}/{row.file}": row.data for row in self.rows})
+        places = {row.file: self.path(row, 0) for row in self.rows}
+        sync(self.url, {places[row.file]: row.data for row in self.rows})
         if self.has_masks:
-            sync(self.folder / "masks", {f"{row.kinds[0]}/{row.name}.png": row.mask_data for row in self.rows})
+            masks = {places[row.file].replace(row.file, f"{row.name}.png"): row.mask_data for row in self.rows}
+            sync(self.folder / "masks", masks)
 
     def write_csv(self):
-        lines = ["path,label,text,count"]
+        lines = ["path,label,text,count" + f",{POINTS}" * self.has_points]
         for row in self.rows:
-            lines.append(f'im/{row.file},{row.kinds[0]},"{row.text}",{"" if row.count is None else row.count}')
+            label = "" if self.label(row) is None else self.label(row)
+            points = "".join(f",{each}" for each in row.boxes[0]) if row.boxes else ",,,,"
+            count = "" if row.count is None else row.count
+            lines.append(f'im/{row.file},{label},"{row.text}",{count}{points * self.has_points}')
         images = {f"im/{row.file}": row.data for row in self.rows}
         sync(self.folder, {self.url.name: "\n".join(lines).encode(), **images})
 
@@ -399,14 +436,25 @@ class Source:
             with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
                 for row in self.rows:
                     if row.id % 2 == number:
-                        parts = {row.file.split(".")[1]: row.data, "json": json.dumps(self.values(row)).encode()}
-                        parts |= {"mask.png": row.mask_data} if self.has_masks else {}
-                        for suffix, content in ({"cls": row.kinds[0].encode()} | parts).items():
+                        for suffix, content in self.parts(row).items():
                             member = tarfile.TarInfo(f"{row.name}.{suffix}")
                             member.size = len(content)
                             tar.addfile(member, io.BytesIO(content))
             tars[f"{number}.tar"] = data.getvalue()
         sync(self.url, tars)
+
+    def parts(self, row):
+        """The files of a sample by their suffixes."""
+        found = {} if self.label(row) is None else {"cls": str(self.label(row)).encode()}
+        found |= {row.file.split(".")[1]: row.data, "json": json.dumps(self.values(row)).encode()}
+        return found | ({"mask.png": row.mask_data} if self.has_masks else {})
+
+    def write_texts(self):
+        files = {}
+        for row in self.rows:
+            parts = self.parts(row) | {"txt": row.text.encode()}
+            files |= {f"{row.id % 2}/{row.name}.{suffix}": data for suffix, data in parts.items()}
+        sync(self.url, files)
 
     def table(self):
         import pyarrow as pa
@@ -425,7 +473,9 @@ class Source:
         }
         columns = images("image", lambda row: row.data)
         columns |= images("mask", lambda row: row.mask_data) if self.has_masks else {}
-        columns["label"] = pa.array([self.classes.index(row.kinds[0]) for row in self.rows], pa.int64())
+        labels = [self.label(row) for row in self.rows]
+        ids = [-1 if label is None else self.classes.index(label) for label in labels]
+        columns["label"] = pa.array(ids, pa.int64())
         values = [self.values(row) for row in self.rows]
         for name in values[0]:
             columns[name] = pa.array([each[name] for each in values], types[name])
@@ -591,7 +641,8 @@ class Source:
 
     def path(self, row, at):
         split = f"{own_split(row.file)}/" if self.splits_itself else ""
-        plain = {"folder": f"{row.kinds[0]}/{row.file}", "tars": f"{row.id % 2}.tar/{row.file}"}
+        plain = {"folder": f"{row.kinds[0]}/{row.file}" if self.label(row) is not None else row.file}
+        plain |= {"tars": f"{row.id % 2}.tar/{row.file}", "texts": f"{row.id % 2}/{row.file}"}
         plain |= {"parquet": f"data/train-00000-of-00001.parquet/{at}/{row.file}"}
         plain |= {"arrow": f"data-00000-of-00001.arrow/{at}/{row.file}", "coco": split + row.file}
         plain |= {"yolo": f"images/{split}{row.file}", "voc": f"JPEGImages/{row.file}", "imagefolder": split + row.file}
@@ -628,6 +679,14 @@ class Source:
             found[rectangle(row.boxes[at]) > 0] = 255 if is_crowd and row.marks[at] else value
         return shown(found[1::2, 1::2] if self.is_halved else found)
 
+    def points(self, row):
+        """Two points: x, y, and 2 within the image, else 0."""
+        found = []
+        for x, y in (row.boxes[0][:2], row.boxes[0][2:]) if row.boxes else ():
+            inside = 0 <= x <= SIDE and 0 <= y <= SIDE
+            found += [x / (1 + self.is_halved), y / (1 + self.is_halved), 2 * inside]
+        return tuple(found or [0] * 6)
+
     def samples(self):
         """By path, in the order of rows: the sample, and what is wrong with it."""
         found = {}
@@ -657,7 +716,15 @@ class Source:
                 columns["mask"] = (row.mask,)
             elif self.draws:
                 columns["mask"] = self.mask_of(row, kept)
-            labels = tuple(row.kinds[place] for place in kept) if self.labels_boxes else row.kinds[:1]
+            columns |= {"txt": (row.text,)} if self.kind == "texts" else {}
+            columns |= {"keypoints": self.points(row)} if self.has_points else {}
+            if self.renames:
+                columns["said"] = columns.pop("text")
+            label = self.label(row)
+            labels = tuple(row.kinds[place] for place in kept) if self.labels_boxes else (label,)
+            if self.has_numbers:
+                columns["label"], labels = ("nan" if label is None else label,), ()
+            labels = () if label is None else labels
             found[path] = Sample(path, row.pixels, labels, tuple(sorted(columns.items()))), bad
         return found
 
@@ -665,9 +732,10 @@ class Source:
 # What sources may have: images of COCO in a place that the command says, lists of text, empty text in these, columns
 # of boxes, boxes or masks that are wrong, other classes or another order of them; splits of their own, boxes that reach
 # beyond the image, ids of COCO as text, floats or names. "own place" is also for lists of files for YOLO, for rows of
-# an image that are apart in a table, and for lists of objects in the metadata of a folder.
+# an image that are apart in a table, and for lists of objects in the metadata of a folder. Rows without a label,
+# numbers as labels, a column that the dataset calls otherwise, and keypoints in columns of a table.
 TRAITS = ("masks", "own place", "lists of one", "text lists", "holes", "box columns", "wrong boxes", "other classes")
-TRAITS += ("own splits", "boxes outside", "loose ids", "text ids")
+TRAITS += ("own splits", "boxes outside", "loose ids", "text ids", "unlabelled", "numbers", "other names", "points")
 EDITS = ("add", "change", "spoil", "spoil", "mend", "mend", "remove", "rename", "say", "double", "shuffle", "reclass")
 
 

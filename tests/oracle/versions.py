@@ -84,8 +84,10 @@ def to_sample(payload, manifest):
         pixels = pixels.reshape(math.isqrt(pixels.size // 3), -1, 3)
     else:
         pixels = np.asarray(Image.open(io.BytesIO(image[0])).convert("RGB"))
-    names = tuple(manifest["class_names"][label] for label in found[keys["image/class/label"]])
-    text = tuple(each.decode() for each in found[keys["image/class/text"]])
+    labels = found[keys["image/class/label"]] if "image/class/label" in keys else ()  # numbers are no classes
+    names = tuple(manifest["class_names"][label] for label in labels if label != -1)
+    text = tuple(each.decode() for each in found[keys["image/class/text"]] if each) if labels else ()
+    assert names or len(labels) < 2
     path = found[keys["image/filename"]][0].decode()
     assert names == text, f"{path}: the ids of {names} are beside the text {text}"
     if "image/class/one_hot" in keys:
@@ -101,7 +103,8 @@ def to_sample(payload, manifest):
             values = found.get(key, ())
             values = (each.decode() if isinstance(each, bytes) else each for each in values)
             # Shares and sizes make pixels of a box with an error of 1e-15.
-            columns[name] = tuple(round(each, 4) if isinstance(each, float) else each for each in values)
+            values = (round(each, 4) if isinstance(each, float) else each for each in values)
+            columns[name] = tuple("nan" if str(each) == "nan" else each for each in values)
     return Sample(same_path(path), number_of(pixels), names, tuple(sorted(columns.items())))
 
 

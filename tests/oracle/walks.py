@@ -18,6 +18,8 @@ from tests.oracle.loader import SHORT, DamagedError, Mixed, Options, Reference, 
 from tpufeed.errors import LoaderError, OptionError, RecordError, ShardError
 from tpufeed.images import (
     CenterCrop,
+    Choose,
+    Custom,
     CutMix,
     HorizontalFlip,
     MixUp,
@@ -27,6 +29,7 @@ from tpufeed.images import (
     VerticalFlip,
 )
 
+FAMILIES = (("lists", "lists2"), ("tags", "tags2"), ("faces", "faces2"), ("captions",))  # that mix
 PLAIN = ("png", "jpeg", "crops", "live", "dct", "grown", "grown-crops")  # datasets of one label and nothing else
 OPS = (
     (RandomCrop(12),),
@@ -34,6 +37,13 @@ OPS = (
     (RandomResizedCrop(12, scale=(0.3, 1.0)), HorizontalFlip()),
     (Resize((15, 13)), VerticalFlip(), RandomCrop(10, padding=2, fill=(1, 2, 3))),
     (HorizontalFlip(), Resize(15), CenterCrop((9, 12))),
+)
+SHARING = (  # views that share their crops
+    (
+        (RandomResizedCrop(12, scale=(0.3, 1.0)), HorizontalFlip()),
+        (RandomResizedCrop((9, 7), scale=(0.3, 1.0)), HorizontalFlip()),
+    ),
+    ((RandomCrop(12), VerticalFlip()), (RandomCrop(12), VerticalFlip(), CenterCrop(8))),
 )
 DEVICE_OPS = (
     (HorizontalFlip(),),
@@ -189,7 +199,9 @@ class NumpyFeed:
             "device_ops": list(given.device_ops) or None,
             "threads": 2,
         }
-        return options | ({"views": given.views} if given.views else {"ops": given.ops})
+        if given.views:
+            return options | {"views": given.views, "share": given.share}
+        return options | {"ops": given.ops}
 
     def make(self, data, spec, rank, state):
         return tpufeed.Loader(data, **self.options())
@@ -339,7 +351,8 @@ class SamplerFeed(NumpyFeed):
 
         options, given = self.options(), spec.options
         names = ("columns", "seed", "ops", "views", "fill", "pad", "truncate", "min_visibility", "label_format")
-        images = tpufeed.TFRecordImages(data, given.split, **{name: options.get(name) for name in names})
+        chosen = {name: options.get(name) for name in (*names, "share")}
+        images = tpufeed.TFRecordImages(data, given.split, **chosen)
         self.sampler = tpufeed.LaneSampler(
             images, spec.size, rank, given.shuffle, given.seed, drop_last=True, lanes=given.lanes
         )
@@ -408,11 +421,11 @@ def specs(pool, feeds):
     return st.composite(_draw_spec)(pool, feeds)
 
 
-def _draw_spec(draw, pool, feeds):
+def _draw_spec(draw, pool, feeds):  # noqa: PLR0912  # one thing after the other
     pick = lambda *choices: draw(st.sampled_from(choices))  # noqa: E731
     mixed = draw(st.booleans())
     if mixed:
-        family = pick(PLAIN, ("lists", "lists2"), ("tags", "tags2"))
+        family = pick(PLAIN, *FAMILIES)
         names = draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
         names += ["grown"] if "grown" in family and "grown" not in names and pick(False, True) else []
     else:
@@ -436,7 +449,7 @@ def _draw_spec(draw, pool, feeds):
     columns = sorted(set.intersection(*({*pool[name].columns} for name in names)))
     chosen = [name for name in ("image", "sample", *columns, *(["source"] if mixed else [])) if pick(0, 1, 1)]
     if feed in ("jax", "tf") and mixed:
-        chosen = [name for name in chosen if name != "filename"]
+        chosen = [name for name in chosen if name not in ("filename", "captions", "txt")]
     options = Options(
         split=split,
         batch_size=draw(st.integers(1, 6)),
@@ -452,7 +465,11 @@ def _draw_spec(draw, pool, feeds):
         options.ops = pick(*OPS)
     if options.columns == ("image",) and pick(False, True):
         options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
+    elif "image" in options.columns and feed != "keras" and pick(False, False, True):
+        options.views, options.ops, options.share = list(pick(*SHARING)), None, "crop"
     draw_columns(options, names, pick)
+    if "captions" in options.columns:
+        draw_texts(options, pick)
     is_whole = options.views is None and "image" in options.columns
     if is_whole and pick(True, True, "small-jpegs" in names or "dct" in names):
         draw_device_ops(options, names, pick)
@@ -520,11 +537,24 @@ def draw_columns(options, names, pick):
         options.max_bad_shards = pick(0, 1, 1, 2)
 
 
+def draw_texts(options, pick):
+    """One of several captions, or what a function makes of it; always the first in evaluation."""
+    more = (Choose("captions", random=pick(True, True, False)),)
+    options.fill["captions"] = "none"
+    if pick(False, True) and options.views is None:
+        more += (Custom("tests.oracle.ops:tokenised", sample=True),)
+        options.pad["captions"], options.truncate = pick(2, 5), True
+    if options.views is None:
+        options.ops = (*(options.ops or OPS[0]), *more)
+    else:
+        options.views[0] = (*options.views[0], *more)
+
+
 def draw_device_ops(options, names, pick):
     """Ops on the device, and ops that mix rows, which need labels, pairs, and columns that can be mixed."""
     ops = pick((), *DEVICE_OPS)
     options.device_ops = ops if not crops_again(ops, names) else DEVICE_OPS[0]
-    if names != ["plain"] and pick(True, True, False):
+    if names not in (["plain"], ["captions"]) and pick(True, True, False):
         more = ("label", "mask") if names[0].startswith("lists") else ("label",)
         options.columns += tuple(name for name in more if name not in options.columns)
         options.device_ops += pick(*MIXING[1:3], *([] if "mask" in options.columns else MIXING))
@@ -794,9 +824,7 @@ class Walk:
             if any(mixed.of_samples[each % len(mixed.of_samples)] for each in kept[self.spec.options.split]):
                 self.continue_(replace(self.spec, mixed=mixed))
             return
-        family = {"lists": ("lists", "lists2"), "tags": ("tags", "tags2")}.get(
-            self.spec.names[0][:5].rstrip("2")[:5], PLAIN
-        )
+        family = next((each for each in FAMILIES if self.spec.names[0] in each), PLAIN)
         names = self.draw(st.lists(st.sampled_from(family), min_size=1, max_size=3, unique=True))
         own = self.spec
         known = dict(zip(own.names, zip(own.numbers, own.grown, own.views, strict=True), strict=True))
