@@ -34,6 +34,10 @@ def doubled(sample, random):
     return sample | {"grid": np.concatenate([sample["grid"]] * 2)}
 
 
+def ragged(sample, random):
+    return sample | {"captions": [[1], [2, 3]]}
+
+
 def kept(sample, random):
     return sample
 
@@ -46,7 +50,8 @@ def url(tmp_path_factory):
             folder / f"{number}.png"
         )
         note = {"note": f"note {number}"} if number else {}
-        rows.append({"path": f"{number}.png", "captions": captions, "score": number / 2, "grid": [[1, 2]], **note})
+        more = {"captions": captions, "score": number / 2, "grid": [[1, 2]], "tags": ["a", "b"][: number % 3]}
+        rows.append({"path": f"{number}.png", **more, **note})
     (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tpufeed.shard(folder / "table.jsonl", folder / "d", label="none", workers=1).url
 
@@ -82,6 +87,13 @@ def test_one_of_several_is_drawn_in_each_epoch_and_again_after_a_resume(url):
     with loader(url, [Choose("captions")], processes=1) as each:
         each.load_state_dict(state)
         assert [texts(batch) for batch in each] == epochs[1][1:]
+
+
+def test_samples_without_any_get_what_fill_says(url):
+    with loader(url, [Choose("captions"), Choose("tags")], ["tags"], fill={"tags": "none"}) as each:
+        assert {tag for tags in each for tag in tags} == {"none", "a", "b"}
+    with loader(url, [Choose("tags")], ["score"], fill=None) as each:
+        next(iter(each))
 
 
 def test_evaluation_takes_the_first(url):
@@ -125,10 +137,14 @@ CHANGED = [Choose("captions"), Custom(read, sample=True)]
         ([], {}, OptionError, r"Choose\('captions'\)"),
         ([Choose("caption")], {}, OptionError, "'caption'"),
         ([Choose("captions"), Choose("grid")], {}, OptionError, "'grid'"),
+        ([Choose("captions"), Choose("image")], {}, OptionError, "a stored column"),
+        ([Choose("captions"), Choose("window")], {}, OptionError, "a stored column"),
+        ([Choose("captions"), Choose("tags")], {"columns": ["captions", "tags"]}, OptionError, "fill="),
         (TOKENS[:1], {"pad": {"captions": 5}}, OptionError, "pad is for"),
         (TOKENS, {}, OpError, r"pad=\{'captions': 77\}"),
         (TOKENS, {"pad": {"captions": 2}}, RecordError, "truncate"),
         (CHANGED, {"pad": {"captions": 2}}, OpError, "float64.*a text"),
+        ([TOKENS[0], Custom(ragged, sample=True)], {"pad": {"captions": 2}}, OpError, "ragged.*'captions'"),
         ([Choose("captions"), Custom(kept, sample=True)], {"pad": {"captions": 2}}, OpError, "'captions' as str"),
     ],
 )

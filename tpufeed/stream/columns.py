@@ -392,23 +392,27 @@ class _Finder:
         features, manifest, options = self.features, self.manifest, self.options
         short = schema.FEATURE_OF_NAME.get(name, name)
         wanted = name if name in features and (name != "label" or not manifest.labelled) else short
-        if wanted == WINDOW and wanted not in features:
+        is_chosen = self._choice(name) is not None
+        if wanted == WINDOW and wanted not in features and not is_chosen:
             return WindowField()
         if wanted not in features or wanted in _OWN_NAMES:
             shorts = [short for short, feature in schema.FEATURE_OF_NAME.items() if feature in features]
             known = dict.fromkeys((IMAGE, SAMPLE, *shorts, *sorted(features.keys() - _OWN_NAMES), WINDOW))
             renamed = [feature.name for feature in features.values() if feature.key == name]
             hint = f". In the records {name!r} is the key of {renamed[0]}" if renamed else ""
-            raise OptionError(f"no column {name!r}; this dataset has {', '.join(known)}{hint}")
+            what = f"Choose({name!r}) takes a stored column" if is_chosen else f"no column {name!r}"
+            raise OptionError(f"{what}; this dataset has {', '.join(known)}{hint}")
         spec = features[wanted]
-        if self._choice(name) is not None:
+        fill = (options.fill or {}).get(name)
+        if is_chosen:
             if spec.kind or spec.of or spec.is_raw or spec.each or len(spec.shape or ()) > 1:
                 raise OptionError(
                     f"Choose({name!r}) is for a list of texts or numbers, and the column is {spec.type_text}: leave it "
                     "out of ops="
                 )
+            if isinstance(spec.lengths, tuple) and spec.lengths[0] == 0 and name in self.asked:
+                self._check_filled(name, spec, fill)
             spec = msgspec.structs.replace(spec, shape=(), lengths=msgspec.UNSET)
-        fill = (options.fill or {}).get(name)
         if fill is not None:
             _check_fill(name, spec, fill)
         if spec.kind in ("mask", "depth"):
@@ -431,6 +435,15 @@ class _Finder:
 
     def _choice(self, name: str) -> int | None:
         return next((at for at, op in enumerate(self.ops) if isinstance(op, Choose) and op.column == name), None)
+
+    def _check_filled(self, name: str, spec: FeatureSpec, fill: float | str | None) -> None:
+        """Raise OptionError if samples without a value get none. An adopted record without it may be skipped."""
+        if fill is None and self.manifest.options.get("command") != "adopt":
+            raise OptionError(
+                f"the column {name!r} cannot be batched: some samples have no value in it; give a value to use "
+                f"instead, like fill={{{name!r}: {0 if spec.dtype not in TEXTS else ''!r}}}, or leave it out of "
+                "columns="
+            )
 
     def _single(self, name: str, spec: FeatureSpec, fill: float | str | None) -> Field:
         ints, options = schema.fixed_ints(self.manifest.features), self.options
@@ -458,12 +471,8 @@ class _Finder:
         # A list of at most one value is a value that may be missing, except for labels and what belongs to boxes.
         if spec.shape is None and not spec.each and given is None and not owner and spec.name != schema.LABEL:
             lacks = lengths is not None and lengths[1] <= 1 and lengths[0] == 0  # some samples lack the value
-            if lacks and fill is None and not is_adopted:
-                raise OptionError(
-                    f"the column {name!r} cannot be batched: some samples have no value in it; give a value to use "
-                    f"instead, like fill={{{name!r}: {0 if spec.dtype not in TEXTS else ''!r}}}, or leave it out of "
-                    "columns="
-                )
+            if lacks:
+                self._check_filled(name, spec, fill)
             if lacks or (is_adopted and lengths is None):  # an adopted record without its value may be skipped
                 return self._single(name, spec, fill)
         if spec.dtype in TEXTS:

@@ -120,7 +120,11 @@ class Custom(SameSizeOp):
                 continue
             # A tokeniser makes any number of int32 of a text.
             before = np.empty(0, np.int32) if is_text else np.asarray(stored)
-            after, is_mask = np.asarray(result[name]), before.shape == sample["image"].shape[:2]
+            try:
+                after = np.asarray(result[name])
+            except ValueError:  # lists of different lengths
+                after = np.array(None)
+            is_mask = before.shape == sample["image"].shape[:2]
             fits = after.ndim == before.ndim and after.shape[is_mask ^ 1 :] == before.shape[is_mask ^ 1 :]
             kinds = {after.dtype.kind, before.dtype.kind}
             if not fits or (after.size and not (len(kinds) == 1 or kinds == {"i", "u"})):
