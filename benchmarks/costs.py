@@ -159,7 +159,7 @@ def _iter_price_lines(dataset: Dataset) -> Iterator[str]:
         ("the same, an object an image", 0, dataset.images, dataset.images * dataset.image_bytes),
     )
     for name, a, b, size in rows:
-        egress = [f"${size / 1e9 * price:,.0f}" for price in DOLLARS_A_GB.values()]
+        egress = ["$0", *(f"${size / 1e9 * price:,.0f}" for price in DOLLARS_A_GB.values())]
         dollars = a * DOLLARS_A + b * DOLLARS_B
         yield f"| {name} | {a:,} | {b:,} | ${dollars:,.2f} | {size / 1e12:.2f} TB | {' | '.join(egress)} |"
     yield ""

@@ -10,7 +10,7 @@ from tpufeed.storage.store import Store, url_scheme
 # before use: https://cloud.google.com/storage/pricing
 PRICES_OF = "November 2026"
 DOLLARS_A, DOLLARS_B = 0.005 / 1_000, 0.0004 / 1_000  # an operation: puts and lists; gets
-DOLLARS_A_GB = {"same region": 0.0, "other region of North America": 0.02, "internet": 0.12}
+DOLLARS_A_GB = {"from another region of North America": 0.02, "over the internet": 0.12}
 DOLLARS_A_GB_MONTH = 0.02
 
 _PAGE_OBJECTS = 1_000  # of a listing
@@ -26,14 +26,14 @@ class BucketCost:
         gets: operations of class B.
         dollars: for both.
         dollars_a_month: for keeping the shards.
-        dollars_elsewhere: for reading the source from another region of North America.
+        dollars_elsewhere: for reading the source from elsewhere, by where that is.
     """
 
     puts: int
     gets: int
     dollars: float
     dollars_a_month: float
-    dollars_elsewhere: float
+    dollars_elsewhere: dict[str, float]
 
 
 def bucket_cost(
@@ -50,7 +50,7 @@ def bucket_cost(
         gets += 4 * shards
     dollars = puts * DOLLARS_A + gets * DOLLARS_B
     a_month = shard_bytes / 1e9 * DOLLARS_A_GB_MONTH if writes else 0.0
-    elsewhere = source_bytes / 1e9 * DOLLARS_A_GB["other region of North America"] if reads else 0.0
+    elsewhere = {place: source_bytes / 1e9 * price for place, price in DOLLARS_A_GB.items()} if reads else {}
     return BucketCost(puts, gets, dollars, a_month, elsewhere)
 
 

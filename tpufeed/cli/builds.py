@@ -192,7 +192,8 @@ def print_preview(
         echo(f"skipped, because they are in the dataset already: {format_count(skipped, 'image')}")
     free = "unknown" if preview.free_bytes is None else f"{preview.free_bytes / 1e6:,.1f} MB"
     echo(f"disk: {preview.bytes / 1e6:,.1f} MB needed, {free} free")
-    echo(f"requests: {_format_cost(preview.cost)}")
+    if preview.cost is not None:
+        echo(f"requests: {_format_cost(preview.cost)}")
     echo(f"time: about {preview.seconds:,.0f} s")
     if engine is not None:
         echo(engine.describe())
@@ -201,13 +202,11 @@ def print_preview(
         warn(warning)
 
 
-def _format_cost(cost: "BucketCost | None") -> str:
+def _format_cost(cost: "BucketCost") -> str:
     from tpufeed.builds.prices import PRICES_OF
 
-    if cost is None:
-        return "n/a, as neither source nor destination is gs://"
     requests = f"about {cost.puts:,} puts and {cost.gets:,} gets, ${cost.dollars:,.2f}"
-    more = f"${cost.dollars_elsewhere:,.2f} more from another region" if cost.dollars_elsewhere else ""
+    more = ", ".join(f"${dollars:,.2f} more {place}" for place, dollars in cost.dollars_elsewhere.items())
     stored = f"${cost.dollars_a_month:,.2f} a month to store" if cost.dollars_a_month else ""
     return "; ".join(filter(None, (requests, more, stored, f"prices of Google in {PRICES_OF}")))
 
