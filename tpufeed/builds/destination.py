@@ -18,7 +18,7 @@ import msgspec
 from crc32c import crc32c
 
 from tpufeed.builds.plan import Plan, PlanHeader, TaskRef, read_plan, read_run_id
-from tpufeed.dataset.manifest import Manifest, Markers
+from tpufeed.dataset.manifest import Levels, Manifest, Markers
 from tpufeed.dataset.naming import (
     DIGESTS,
     DUPLICATES,
@@ -100,6 +100,7 @@ class Report(msgspec.Struct, frozen=True):
     digests: bytes | msgspec.UnsetType = msgspec.UNSET
     heights: dict[int, int] = {}
     widths: dict[int, int] = {}
+    levels: Levels = msgspec.UNSET
 
 
 class _RunId(msgspec.Struct):

@@ -31,6 +31,7 @@ from tpufeed.builds.versions import check_base, publish
 from tpufeed.dataset.listed import UNLISTED, Listed
 from tpufeed.dataset.manifest import (
     IndexFile,
+    Levels,
     Manifest,
     Markers,
     Part,
@@ -40,6 +41,7 @@ from tpufeed.dataset.manifest import (
     Variant,
     encode_manifest,
     iter_warnings,
+    join_levels,
 )
 from tpufeed.dataset.naming import DIGESTS, MANIFEST, REJECTS, counted, index_name, part_folder, report_name
 from tpufeed.dataset.reader import Dataset
@@ -558,6 +560,7 @@ class _Totals:
         self.images, self.odd = Counter[str](), Counter[str]()
         self.heights, self.widths = Counter[int](), Counter[int]()
         self.markers: Markers | msgspec.UnsetType = msgspec.UNSET
+        self.levels: Levels = msgspec.UNSET
         self.class_counts = {split: np.zeros(len(header.class_names), np.int64) for split in header.splits}
         self.variants = dict[str, list[tuple[str, IndexWriter, list[Shard]]]]()
         for split in header.splits:
@@ -575,6 +578,7 @@ class _Totals:
         self.odd.update(report.odd)
         self.heights.update(report.heights)
         self.widths.update(report.widths)
+        self.levels = join_levels(self.levels, report.levels)
         if report.markers is not msgspec.UNSET:
             self.markers = (self.markers or Markers()) + report.markers
         if report.digests is msgspec.UNSET:
@@ -634,6 +638,7 @@ def _finish(
         odd=dict(sorted(totals.odd.items())),
         markers=totals.markers,
         sizes=Sizes.of_all(totals.heights, totals.widths, sum(split.records for split in splits.values())),
+        levels=totals.levels,
         listed=header.listed,
     )
     manifest, duplicates = recipe.conclude(destination, folder, manifest)

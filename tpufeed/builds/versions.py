@@ -31,6 +31,7 @@ from tpufeed.dataset.manifest import (
     Variant,
     decode_manifest,
     encode_manifest,
+    join_levels,
 )
 from tpufeed.dataset.naming import MANIFEST, index_name, version_name
 from tpufeed.dataset.reader import Dataset, find_dataset
@@ -118,7 +119,7 @@ def _join_feature(base: FeatureSpec, part: FeatureSpec) -> FeatureSpec:
         most, each = max((high, each), (own_high, own_each))
         return msgspec.structs.replace(typed, shape=None, lengths=(0, most), item_shape=each or msgspec.UNSET)
     alike = (base.dtype, base.kind, base.of, each) == (part.dtype, part.kind, part.of, own_each)
-    alike = alike and base.flip_pairs == part.flip_pairs
+    alike = alike and (base.flip_pairs, base.pixels) == (part.flip_pairs, part.pixels)
     joined = msgspec.structs.replace(
         base, shape=None, lengths=(min(low, own_low), max(high, own_high)), item_shape=each or msgspec.UNSET
     )
@@ -215,6 +216,7 @@ def join_manifests(
         cache=part.cache,
         markers=markers,
         sizes=sizes,
+        levels=join_levels(base.levels, part.levels),
     )
 
 

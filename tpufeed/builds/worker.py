@@ -17,7 +17,7 @@ import numpy as np
 
 from tpufeed.builds.destination import Destination, Owner, Reject, Report, ShardReport
 from tpufeed.builds.plan import PlanHeader, Task, TaskRef, read_task
-from tpufeed.dataset.manifest import Markers
+from tpufeed.dataset.manifest import Levels, Markers
 from tpufeed.dataset.naming import counted
 from tpufeed.dataset.schema import record_layout
 from tpufeed.dataset.writer import ShardWriter
@@ -41,6 +41,7 @@ class Output:
     rejects: list[Reject] = field(default_factory=list)  # inputs not taken
     heights: Counter[int] = field(default_factory=Counter)  # images by their height, not of a cache
     widths: Counter[int] = field(default_factory=Counter)
+    levels: Levels = msgspec.UNSET  # the least and the greatest value, of images that are not `RGB8`
     markers: Markers | msgspec.UnsetType = msgspec.UNSET  # restart markers of kept JPEGs
     digests: bytes | msgspec.UnsetType = msgspec.UNSET  # of the input images, see `builds.digests`
     retries: int = 0  # repeated requests for the input
@@ -153,6 +154,7 @@ def run(context: TaskContext, ref: TaskRef, report_progress: ReportProgress) -> 
         digests=output.digests,
         heights=output.heights,
         widths=output.widths,
+        levels=output.levels,
     )
     # Last: without its report a task counts as not done, and its shards as orphans.
     destination.put_report(report)

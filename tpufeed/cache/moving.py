@@ -15,6 +15,7 @@ from tpufeed.images.decoding import Pixels
 from tpufeed.images.masks import encode_mask
 from tpufeed.images.mending import seen_size
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
 from tpufeed.tfrecord.example import Feature, encode_entry
@@ -36,7 +37,7 @@ def cached_spec(spec: FeatureSpec, options: CacheOptions, size: Size) -> Feature
         return spec
     if options.encode != "raw":  # encoded files: a reader learns their size by decoding them
         return msgspec.structs.replace(spec, dtype="bytes", shape=())
-    shape = (*size, 3) if spec.kind == "image" else size
+    shape = RGB8.shape(size) if spec.kind == "image" else size
     return msgspec.structs.replace(spec, dtype="int32" if spec.kind == "depth" else "uint8", shape=shape)
 
 
@@ -60,7 +61,7 @@ class Mover:
         Args:
             features: features of the record, by their keys.
             where: name of the sample, for errors.
-            image: encoded image, or uint8 pixels.
+            image: encoded image, or pixels.
             draws: one entry per op, for each variant.
 
         Raises:
@@ -103,9 +104,10 @@ class Mover:
 
 
 def encode_pixels(pixels: Pixels, options: CacheOptions, jpeg: bytes | memoryview | None = None) -> BytesLike:
-    """Return the bytes of uint8 pixels for a record. `jpeg`: as in `encode_coefficients`."""
+    """Return the bytes of pixels for a record. `jpeg`: as in `encode_coefficients`."""
     if options.encode == "raw":
-        return np.ascontiguousarray(pixels).data.cast("B")
+        little = pixels.dtype.newbyteorder("<")
+        return np.ascontiguousarray(pixels, little).data.cast("B")
     if options.encode == "dct":
         return encode_coefficients(pixels, options.quality, jpeg)
     return encode(pixels, options.encode, options.quality)

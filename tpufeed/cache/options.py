@@ -13,6 +13,7 @@ from tpufeed.images.coefficients import BEST_QUALITY, SIDE_PX
 from tpufeed.images.description import from_dict, to_dict
 from tpufeed.images.ops import Choose, Custom, HorizontalFlip, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.policy import Quality
 from tpufeed.images.protocols import Op, Ops, evaluation_of
 from tpufeed.images.restart import CAN_REWRITE
@@ -97,14 +98,14 @@ class CacheOptions:
             **({"names": self.names} if self.names != "tpufeed" else {}),
         }
 
-    def output_size(self, source_size: Size | None) -> Size:
-        """Return the size of all images of the cache, as (height, width).
+    def output_size(self, source_size: Size | None, pixels: PixelFormat = RGB8) -> Size:
+        """Return the size of all images of the cache, as (height, width). Their source has these pixels.
 
         Raises:
             OptionError: the ops leave images of different sizes, or workers or loaders cannot run them.
         """
         live = self.live or ()
-        size = Pipeline(self.applied, self.seed).output_size(source_size)
+        size = Pipeline(self.applied, self.seed, pixels=pixels).output_size(source_size)
         if size is None:
             raise OptionError(
                 "these ops leave images of different sizes. End with one that fixes the size, e.g. "
@@ -116,7 +117,7 @@ class CacheOptions:
                 f"encode='dct' takes sides that are multiples of {SIDE_PX}, and these ops leave images of "
                 f"{size[1]}x{size[0]} pixels: end them with one that leaves e.g. {fitting[1]}x{fitting[0]}"
             )
-        Pipeline(live, self.seed).output_size(size)  # raises if they are not ops
+        Pipeline(live, self.seed, pixels=pixels).output_size(size)  # raises if they are not ops
         for op in self.applied:
             if isinstance(op, Custom) and op.obstacle:  # even if this process runs all tasks: another may continue
                 raise OptionError(op.obstacle)

@@ -45,7 +45,7 @@ class OriginSample(NamedTuple):
     Attributes:
         number: its id within the split of the source, also if that is a view. It decides the random numbers.
         name: its name in messages.
-        image: encoded image, or uint8 RGB pixels. Upright, unless the manifest says otherwise.
+        image: encoded image, or pixels. Upright, unless the manifest says otherwise.
         label: the id of its class, or None.
         rest: all features except image, label, sizes and format, as encoded entries.
         odd: odd cases that a policy handled.
@@ -90,7 +90,7 @@ def iter_samples(origin: Dataset, header: PlanHeader, task: Task) -> Generator[O
             image = payload[layout.image_offset : layout.image_offset + parts[0]]
             values, entries = parts[1], split_entries(parts[2])
         stored_label = dict(zip(names, values, strict=True)).get(LABEL)
-        pixels = image if shape is None else np.frombuffer(image, np.uint8).reshape(shape)
+        pixels = image if shape is None else origin.manifest.pixels.of_bytes(image, shape)
         rest = b"".join([entries[key] for key in kept if key in entries])  # in the schema's order
         name = _text(entries.get(filename)) or f"sample {number}"
         place = partial("{}, sample {} of split {!r}".format, origin.label, number, task.split)

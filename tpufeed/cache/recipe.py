@@ -58,6 +58,7 @@ from tpufeed.images.decoding import decode
 from tpufeed.images.description import short_text
 from tpufeed.images.ops import Custom
 from tpufeed.images.pipeline import Pipeline, check_deterministic
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.protocols import Op, evaluation_of
 from tpufeed.processes.limits import available_cores
 from tpufeed.sharding.recipe import one_hot_bytes
@@ -90,7 +91,15 @@ class CacheRecipe(Recipe):
         origin = open_origin(src, allow_augmented)
         self.origin, self.options, self.source = origin, options, origin.url
         self.stores = origin.store, origin.shards
-        self.size = options.output_size(origin.manifest.image_size)
+        self.size, pixels = (
+            options.output_size(origin.manifest.image_size, origin.manifest.pixels),
+            origin.manifest.pixels,
+        )
+        if pixels != RGB8 and options.encode != "raw":
+            raise OptionError(
+                f"encode={options.encode!r} is for 8-bit RGB, and the images of {origin.url} are {pixels}: leave it "
+                "out, and the cache holds their values"
+            )
         # A view may keep no sample of a split.
         given = ((check_split_name(name), origin.split(name).records) for name in origin.manifest.splits)
         self.samples = {name: count for name, count in given if count or not origin.manifest.splits[name].records}
@@ -234,7 +243,8 @@ class CacheRecipe(Recipe):
         """
         options, (height, width) = self.options, self.size
         seed = self.origin.manifest.draws_seed(options.seed)
-        ops, live = Pipeline(options.applied, seed), Pipeline(options.live or (), seed)
+        pixels_of = self.origin.manifest.pixels
+        ops, live = (Pipeline(each, seed, pixels=pixels_of) for each in (options.applied, options.live or ()))
         of_split = {task.split: Augmenter(options, self.origin.manifest, task.split, mends=False) for task in first}
         lengths, moving, seconds = list[int](), list[int](), list[float]()
         begun = time.monotonic()
@@ -262,7 +272,11 @@ class CacheRecipe(Recipe):
 
         def record_bytes(stop: int | None) -> float:
             """Return the mean size of the first records. The size of raw pixels is known in advance."""
-            image = height * width * 3 if options.encode == "raw" else fmean(lengths[:stop] or [0])
+            image = (
+                pixels_of.bytes_of(pixels_of.shape((height, width)))
+                if options.encode == "raw"
+                else fmean(lengths[:stop] or [0])
+            )
             own = one_hot_bytes(header.class_names) if header.are_counted else 0
             return image + fmean(moving[:stop] or [0]) + _FEATURES_BYTES + own
 
@@ -284,7 +298,8 @@ class CacheRecipe(Recipe):
 
     def conclude(self, destination: Destination, folder: Path, manifest: Manifest) -> tuple[Manifest, None]:
         """Add the description of the cache to the manifest."""
-        return msgspec.structs.replace(manifest, cache=self._cache_info(destination.plan.header.input_digest)), None
+        info, levels = self._cache_info(destination.plan.header.input_digest), self.origin.manifest.levels
+        return msgspec.structs.replace(manifest, cache=info, levels=levels), None
 
     def _cache_info(self, source_digest: str) -> CacheInfo:
         """Return the manifest's entry for the cache of a source with these contents."""
@@ -293,8 +308,8 @@ class CacheRecipe(Recipe):
             ops=tuple(self.wanted["ops"]),  # as a manifest has them: with lists instead of tuples
             live=tuple(self.wanted["live"]),
             encode=self.options.encode,
-            shape=(*self.size, 3),
-            dtype="uint8",
+            shape=self.origin.manifest.pixels.shape(self.size),
+            dtype=self.origin.manifest.pixels.dtype,
             variants=self.options.variants,
             seed=self.options.seed,
             fingerprint=fingerprint(source_digest, self.wanted),
@@ -427,7 +442,10 @@ def cached_schema(
     known = {feature.name for feature in own} | {SIZE, ONE_HOT}
     present = stored.keys() | made
     others = (f for f in features[1:] if f.name not in known)
-    image = FeatureSpec(TENSOR, "uint8", (*size, 3)) if options.encode == "raw" else own[0]
+    kept = features[0].pixels
+    pixels, image = kept or RGB8, own[0]
+    if options.encode == "raw":
+        image = FeatureSpec(TENSOR, pixels.dtype, pixels.shape(size), pixels=kept)
     lists = (stored.get(f.name, f) if f.shape is None else f for f in own[1:] if f.name in present)
     schema = (image, *(cached_spec(feature, options, size) for feature in (*lists, *others)))
     return kaggle_keys(schema) if options.names == "kaggle" else schema

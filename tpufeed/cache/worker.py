@@ -91,7 +91,7 @@ class Augmenter:
 
     def __init__(self, options: CacheOptions, manifest: Manifest, split: str, mends: bool = True) -> None:
         self.seed, ops = manifest.draws_seed(options.seed), options.ops_of(split)
-        self._pipeline = Pipeline(ops, self.seed, upright=manifest.upright)
+        self._pipeline = Pipeline(ops, self.seed, upright=manifest.upright, pixels=manifest.pixels)
         self._mover = Mover(manifest.features, options, self._pipeline)
         self._mends, self._is_coded = mends, options.encode == "dct"
         # Without draws all variants are the first one.
@@ -124,7 +124,7 @@ class Augmenter:
             sample = sample._replace(image=mend(sample.image, error), odd=(*sample.odd, "damaged"))
             made = self._run(sample, draws)
         if self._outs[0] is None:  # now the sizes are known
-            self._outs = [np.empty(pixels.shape, np.uint8) for pixels in made]
+            self._outs = [np.empty(pixels.shape, pixels.dtype) for pixels in made]
         moved = self._mover.encode(sample.moving, sample.name, sample.image, draws)
         return sample, made * self._repeats, moved * self._repeats
 

@@ -28,6 +28,7 @@ POLICIES = {
     "animated": ("first", "reject"),
     "bands": ("drop", "reject"),
     "extension": ("sniff", "reject"),
+    "nan": ("reject", "zero", "keep"),
     "damaged": ("mend", "reject"),
 }
 

@@ -65,6 +65,7 @@ def shard_command(
     encode: Annotated[
         str, flags.in_images(metavar="FORMAT", autocompletion=one_of("keep", "exact", "jpeg", "png", "webp", "dct"))
     ] = "keep",
+    pixels: Annotated[str, flags.in_images(metavar="FORMAT", autocompletion=one_of("rgb8", "keep"))] = "rgb8",
     progressive: Annotated[str, flags.in_images(metavar="HOW", autocompletion=one_of("keep", "baseline"))] = "keep",
     quality: flags.Quality = 90,
     presize: Annotated[int | None, flags.in_images(metavar="PIXELS")] = None,

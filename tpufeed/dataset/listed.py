@@ -78,6 +78,9 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             yield f"boxes: {self.boxes}, as {_NUMBERS.get(form, form)} in {unit}{first}"
         if sizes:
             yield f"sizes: {sizes}{_format_depth(odd or {})}"
+        flat = (odd or {}).get(DEEP, 0) + (odd or {}).get("bands", 0)
+        if flat:
+            yield f"pixels: {flat:,} images have more than 8 bits or 3 channels, which --pixels keep would keep"
         if self.ignored_files:
             count = sum(self.ignored_files.values())
             files = f"{count:,} file{'s' * (count > 1)} not named {self.named}"

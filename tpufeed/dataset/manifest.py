@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import msgspec
 
@@ -16,6 +16,7 @@ from tpufeed.dataset.listed import UNLISTED, Listed
 from tpufeed.dataset.schema import LABEL, FeatureSpec, flip_problem, several_labels
 from tpufeed.display.summary import Summary
 from tpufeed.errors import ManifestError, ManifestVersionError
+from tpufeed.images.pixel_format import PIXEL_TYPES, RGB8, PixelFormat
 from tpufeed.tfrecord.framing import OVERHEAD_BYTES
 
 FORMAT = "tpufeed-dataset"
@@ -173,6 +174,16 @@ def _format_size(size: tuple[int, int]) -> str:
     return f"{size[1]}x{size[0]}"
 
 
+Levels: TypeAlias = tuple[float, float] | msgspec.UnsetType  # least and greatest value
+
+
+def join_levels(one: Levels, other: Levels) -> Levels:
+    """Return the least and the greatest value of both."""
+    if not isinstance(one, tuple) or not isinstance(other, tuple):
+        return one or other
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One version of a dataset that has grown: what it has added to the version before.
 
@@ -220,6 +231,8 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         markers: restart markers of kept JPEGs. Only in manifests of builds that write them.
         sizes: sizes of the images. Caches, whose shape says it, do not have it, nor datasets of which not all sizes are
             known.
+        levels: the least and the greatest value of the images, if they are not `RGB8`. Those of a cache are its
+            source's.
         listed: what the source was taken for: kind, labels, splits, columns and the like. Of a dataset that was made of
             another one it only has warnings.
         version: number of the version. Only of a dataset that has grown.
@@ -247,6 +260,7 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     exif: Literal["apply"] | msgspec.UnsetType = msgspec.UNSET
     markers: Markers | msgspec.UnsetType = msgspec.UNSET
     sizes: Sizes | msgspec.UnsetType = msgspec.UNSET
+    levels: Levels = msgspec.UNSET
     listed: Listed = UNLISTED
     version: int | msgspec.UnsetType = msgspec.UNSET
     parts: tuple[Part, ...] | msgspec.UnsetType = msgspec.UNSET
@@ -315,10 +329,15 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return seed ^ int.from_bytes(salt, "little")
 
     @property
+    def pixels(self) -> PixelFormat:
+        """The pixel format of the images, as loaders give them."""
+        return self.features[0].pixels or RGB8
+
+    @property
     def tensor_shape(self) -> tuple[int, int, int] | None:
         """(height, width, channels) of a raw cache's images, or None if images are encoded."""
         image = self.features[0]
-        return image.shape if image.dtype == "uint8" else None  # type: ignore[return-value]  # decoding has checked it
+        return image.shape if image.dtype in PIXEL_TYPES else None  # type: ignore[return-value]  # decoding has checked it
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -482,7 +501,8 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
     if not manifest.features:
         yield "no features"
     image, cache = manifest.features[0], manifest.cache
-    if image.dtype == "uint8" and not _is_image(image.shape):
+    pixels = manifest.pixels
+    if image.dtype in PIXEL_TYPES and (image.dtype != pixels.dtype or not _is_image(image.shape, pixels)):
         yield f"{image.name} of shape {image.shape} is not an image"
     for feature in manifest.features:
         least, most = feature.lengths if isinstance(feature.lengths, tuple) else (0, 1)
@@ -493,9 +513,9 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
             yield f"{feature.name} cannot be {feature.type_text}"
         elif problem := flip_problem(feature):
             yield f"{feature.name}: {problem}"
-    if (size := manifest.image_size) is not None and cache is None and not _is_image((*size, 3)):
+    if (size := manifest.image_size) is not None and cache is None and not _is_image(pixels.shape(size), pixels):
         yield f"its images cannot have {_format_size(size)} pixels"
-    if cache is not None and not _is_image(cache.shape):
+    if cache is not None and not _is_image(cache.shape, pixels):
         yield f"a cache of shape {cache.shape} holds no images"
     if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.live)):
         yield "an op of the cache has no name"
@@ -543,8 +563,8 @@ def _iter_version_problems(manifest: Manifest) -> Iterator[str]:
         yield "its parts have not added the numbers of samples in its splits"
 
 
-def _is_image(shape: tuple[int, ...] | None) -> bool:
+def _is_image(shape: tuple[int, ...] | None, pixels: PixelFormat) -> bool:
     """Return true if images can have this shape: loaders allocate a batch of them."""
-    return (
-        shape is not None and len(shape) == 3 and shape[2] == 3 and min(shape) >= 1 and math.prod(shape) < _IMAGE_BYTES
-    )
+    if shape is None or len(shape) != 3 or shape[2] != pixels.channels or min(shape) < 1:
+        return False
+    return pixels.bytes_of(shape) < _IMAGE_BYTES

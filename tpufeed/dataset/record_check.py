@@ -80,7 +80,7 @@ class RecordCheck:
             self._text = None  # texts of other tools may differ from the names that a user gives
         # A cache may have texts of an adopted dataset: a text is only wrong if it is the name of another class.
         self._wrong_texts = None if manifest.cache is None else frozenset(self._names)
-        self._tensor_shape = manifest.tensor_shape
+        self._tensor_shape, self._pixels = manifest.tensor_shape, manifest.pixels
         # An adopted dataset lists features that its schema leaves out. Its channels may mean anything: loaders decode
         # to three in any case.
         self._left_out = frozenset(manifest.options.get("left_out") or ())
@@ -115,8 +115,8 @@ class RecordCheck:
             raise RecordError(str(error).removeprefix(": ")) from error
         shape, label = self._tensor_shape, ints.get(LABEL)
         if shape is not None:
-            if len(image) != math.prod(shape):
-                problems.append(f"the image has {len(image)} bytes, but a tensor of {shape} takes {math.prod(shape)}")
+            if len(image) != (expected := self._pixels.bytes_of(shape)):
+                problems.append(f"the image has {len(image)} bytes, but a tensor of {shape} takes {expected}")
             problems += _size_problems(ints, shape)
         if label is not None and self._classes and not self._least <= label < self._classes:
             problems.append(f"label {label}, and there are {self._classes} classes, 0 to {self._classes - 1}")

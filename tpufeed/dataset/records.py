@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 import random
 import resource
 import threading
@@ -73,7 +72,7 @@ class Reader:
         self.layout: FixedLayout = record_layout(manifest.features)
         self._store, self._index_store, self._check_current = shards, index_store, check_current
         self._shards = variant.shards
-        pixels = math.prod(manifest.tensor_shape or (0,))
+        pixels = manifest.pixels.bytes_of(manifest.tensor_shape)
         if pixels and pixels > _MOST_MISSING * variant.fewest_record_bytes:  # before a batch's memory is asked for
             shard = min(filter(lambda s: s.records, self._shards), key=lambda s: s.bytes / s.records)
             raise ShardError(

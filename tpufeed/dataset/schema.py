@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.errors import ManifestError, OptionError
+from tpufeed.images.pixel_format import PIXEL_TYPES, PixelFormat
 from tpufeed.tfrecord import example
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -71,7 +72,7 @@ _BOX_SIDES = (
 BOX_NAMES = ("bbox", "box", "boundingbox")
 _BOX = 4
 
-DType = Literal["uint8", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
+DType = Literal["uint8", "uint16", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
 Kind = Literal["image", "mask", "depth", "boxes", "keypoints"]
 _LISTS: dict[DType, example.Kind] = {"bool": "int64", "int32": "int64", "int64": "int64", "float32": "float"}
 _SCALARS: dict[DType, example.Kind] = {"uint8": "int64", "float16": "float"}
@@ -99,6 +100,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             stored one.
         flip_pairs: pairs of keypoints, by index, that are the left and the right of the same thing: a mirrored image
             swaps them. () if there are none. By default they are unknown, and nothing is swapped.
+        pixels: pixel format of an image that is not `RGB8`.
     """
 
     name: str
@@ -111,6 +113,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of: str | msgspec.UnsetType = msgspec.UNSET
     boxes_of: Literal["stored", "upright"] | msgspec.UnsetType = msgspec.UNSET
     flip_pairs: tuple[tuple[int, int], ...] | msgspec.UnsetType = msgspec.UNSET
+    pixels: PixelFormat | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> str:
@@ -150,6 +153,8 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Type and shape for people, like `float32[2 to 9, 4] boxes`."""
         if self.is_picture:
             return str(self.kind)
+        if isinstance(self.pixels, PixelFormat) and not self.shape:
+            return f"{self.dtype}, {self.pixels}"
         kind = f" {self.kind}" if isinstance(self.kind, str) else f" of {self.of}" if isinstance(self.of, str) else ""
         sizes = list(map(str, self.shape or self.each))
         if self.shape is None:
@@ -187,7 +192,10 @@ def flip_problem(spec: FeatureSpec) -> str:
 
 
 def record_schema(
-    labelled: bool, several: tuple[int, int] | None = None, of: str | None = None
+    labelled: bool,
+    several: tuple[int, int] | None = None,
+    of: str | None = None,
+    pixels: PixelFormat | msgspec.UnsetType = msgspec.UNSET,
 ) -> tuple[FeatureSpec, ...]:
     """Return the features of the records that `shard` writes, in their order.
 
@@ -195,8 +203,10 @@ def record_schema(
         labelled: samples have labels.
         several: samples have lists of labels. The shortest and the longest have these lengths.
         of: the column of boxes, if each box has one of these labels.
+        pixels: the pixel format of images that are not `RGB8`.
     """
-    image, sizes = FeatureSpec(ENCODED, "bytes"), (FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
+    image = FeatureSpec(ENCODED, "bytes", pixels=pixels)
+    sizes = (FeatureSpec(name, "int64") for name in (HEIGHT, WIDTH, CHANNELS))
     middle = (*sizes, FeatureSpec(FORMAT, "string"), FeatureSpec(FILENAME, "string"))
     if several is not None:
         form: dict[str, Any] = {"shape": None, "lengths": several, "of": of or msgspec.UNSET}
@@ -263,7 +273,7 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
     Raises:
         ManifestError: the first feature is not an image.
     """
-    if not features or features[0].dtype not in ("bytes", "uint8"):
+    if not features or features[0].dtype not in ("bytes", *PIXEL_TYPES):
         raise ManifestError(f"the first feature of a dataset has to be its image. Found {[f.name for f in features]}")
     return FixedLayout(features[0].key, [feature.key for feature in features[1 : 1 + len(fixed_ints(features))]])
 

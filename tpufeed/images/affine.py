@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Affine, Fill, apart
+from tpufeed.images.protocols import Affine, Fill, apart, written
 from tpufeed.images.windows import scalar
 
 Row = tuple[float, float, float]
@@ -22,7 +22,7 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
     fast (benchmarks/ops.py).
 
     Args:
-        image: uint8 RGB of any strides.
+        image: of any strides.
         rows: map from the centre (x, y, 1) of a new pixel to its place in the image, in pixels. The centre of the first
             pixel is (0, 0).
         fill: the colour beyond the image.
@@ -51,8 +51,7 @@ def warp(image: Pixels, rows: tuple[Row, Row], fill: Fill, out: Pixels | None) -
         borderMode=cv2.BORDER_CONSTANT,
         borderValue=scalar(fill),
     )
-    warped: Pixels = result  # type: ignore[assignment]  # uint8 in, uint8 out
-    return warped if out is None else out
+    return written(result, out)
 
 
 def rotation(height: int, width: int, degrees: float) -> tuple[Row, Row]:

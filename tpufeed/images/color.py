@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import Arrays, Planes, whole
+from tpufeed.images.pixel_format import RGB8
+from tpufeed.images.protocols import keep, written
 
 LEVELS = np.arange(256, dtype=np.float64)
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow and torchvision have it
@@ -33,15 +35,23 @@ def look_up(image: Any, table: npt.NDArray[Any], out: Pixels | None) -> Pixels:
     return written(cv2.LUT(image, levels if levels.ndim == 1 else levels[None], dst=out), out)
 
 
+def is_rgb8(image: Pixels) -> bool:
+    """Return True for 8-bit RGB."""
+    return image.dtype == RGB8.dtype and image.shape[2] == RGB8.channels
+
+
+def stretched(image: Pixels, factor: float, middle: Any, out: Pixels | None) -> Pixels:
+    """Blend an image of any pixel format with levels: rounded, and clipped to what the type holds."""
+    levels = (image - np.float32(middle)) * np.float32(factor) + np.float32(middle)
+    if image.dtype.kind == "u":
+        np.clip(np.rint(levels, out=levels), 0, np.iinfo(image.dtype).max, out=levels)
+    return keep(levels.astype(image.dtype, copy=False), out)
+
+
 def grey(image: Pixels) -> Pixels:
     """Return the grey levels (height, width)."""
-    return written(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), None)
-
-
-def written(result: Any, out: Pixels | None) -> Pixels:
-    """Return OpenCV's result, in `out` if given. Its stubs do not know that uint8 stays uint8."""
-    pixels: Pixels = result if out is None else out
-    return pixels
+    levels: Pixels = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    return levels
 
 
 def grey_on_device(x: Planes, arrays: Arrays) -> Any:
@@ -50,7 +60,9 @@ def grey_on_device(x: Planes, arrays: Arrays) -> Any:
 
 
 def _contrast(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
-    """Blend with the mean level of the grey image, rounded."""
+    """Blend with the mean level of the grey image, rounded, or else with the mean of each channel."""
+    if not is_rgb8(image):
+        return stretched(image, factor, image.mean((0, 1), np.float64), out)
     mean = int(cv2.mean(grey(image))[0] + 0.5)
     return look_up(image, mean + (LEVELS - mean) * factor, out)
 
@@ -84,7 +96,9 @@ def _saturate_on_device(x: Planes, factor: Any, arrays: Arrays) -> Planes:
 
 
 BRIGHTNESS = Change(
-    lambda image, factor, out: look_up(image, LEVELS * factor, out),
+    lambda image, factor, out: (
+        look_up(image, LEVELS * factor, out) if is_rgb8(image) else stretched(image, factor, 0.0, out)
+    ),
     lambda x, factor, arrays: [whole(plane * factor, arrays) for plane in x],
 )
 CONTRAST = Change(_contrast, _contrast_on_device)

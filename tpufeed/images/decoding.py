@@ -1,9 +1,12 @@
-"""Decode images to uint8 RGB: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow and plug-ins."""
+"""Decode images: JPEG through libjpeg-turbo (simplejpeg), everything else through Pillow and plug-ins.
+
+All become 8-bit RGB, or grey if asked for. Only .npy, which holds images of another pixel format, stays as it is.
+"""
 
 import io
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import cv2
 import numpy as np
@@ -26,13 +29,14 @@ from tpufeed.images.header import (
 )
 from tpufeed.images.modern import MODERN, load_modern
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
+from tpufeed.images.tensors import NPY_START, npy_image, npy_part
 from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
 
 _LINE_BYTES = 32  # of AVX2's stores
 _DCT_HEAD = 12  # bytes of a DCT image that tell its size
 _SCALING = ("Gray", "RGB", "YCbCr")  # colour spaces that simplejpeg decodes to grey or RGB, at any size
-Pixels = npt.NDArray[np.uint8]
-Buffer = Callable[[int], Pixels]  # a flat uint8 array of at least this size, free to be overwritten
+Pixels: TypeAlias = npt.NDArray[Any]  # (height, width, channels) of a `PixelFormat`
+Buffer: TypeAlias = Callable[[int], Pixels]  # a flat uint8 array of at least this size, free to be overwritten
 
 
 class Scratch(threading.local):
@@ -61,7 +65,7 @@ def decode(
     fast: bool = False,
     jpeg: JpegHeader | None = None,
 ) -> Pixels:
-    """Decode the stored pixels to uint8 RGB of shape (height, width, 3), not turned by EXIF.
+    """Decode the stored pixels to RGB of shape (height, width, 3), not turned by EXIF. A .npy keeps its format.
 
     Args:
         data: an encoded image. A DCT image has the pixels of the JPEG that has its coefficients.
@@ -79,6 +83,8 @@ def decode(
     """
     if data[:4] == DCT_START:
         return decode_part(data, None, fast, buffer)[0]
+    if data[:6] == NPY_START:
+        return npy_part(data)[0]
     if jpeg is None and data[:3] == JPEG_START:
         jpeg = read_jpeg_header(data)
     if jpeg is not None:
@@ -148,10 +154,11 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     height, width, channels = pixels.shape
     result = pixels
     if orientation >= 5:
-        result, height, width = cv2.transpose(result), width, height  # type: ignore[assignment]
+        height, width = width, height
+        result = cv2.transpose(result) if channels <= 4 else result.transpose(1, 0, 2)  # OpenCV takes no more
     down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
     if down or across:
-        result = cv2.flip(result, -1 if down and across else 0 if down else 1)  # type: ignore[assignment]
+        result = cv2.flip(result, -1 if down and across else 0 if down else 1)
     return result.reshape(height, width, channels)
 
 
@@ -165,6 +172,9 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     if data[:3] == JPEG_START:
         header = read_jpeg_header(data, check_scans=False)
         return header.height, header.width
+    if data[:6] == NPY_START:
+        height, width, _ = npy_image(data).shape
+        return height, width
     if sniff(data) in (*MODERN, "dct"):
         found = read_header(bytes(data if data[:4] != DCT_START else data[:_DCT_HEAD]))
         return found.height, found.width

@@ -22,9 +22,10 @@ from PIL import Image, UnidentifiedImageError
 
 from tpufeed.errors import ImageError
 from tpufeed.images.modern import MODERN, read_modern, sniff_modern
+from tpufeed.images.tensors import NPY_START, read_npy_header
 from tpufeed.images.unwritten import check_segments
 
-Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct"]
+Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy"]
 MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack
 JPEG_START = b"\xff\xd8\xff"
 DCT_START = b"\x89DCT"  # images of caches, see `coefficients`
@@ -74,6 +75,9 @@ _STARTS: tuple[tuple[bytes, Format], ...] = (
     (b"GIF89a", "gif"),
     (b"II*\0", "tiff"),
     (b"MM\0*", "tiff"),
+    (b"II+\0", "tiff"),  # BigTIFF
+    (b"MM\0+", "tiff"),
+    (NPY_START, "npy"),
     (b"BM", "bmp"),
 )
 _SUFFIXES: dict[str, Format] = {
@@ -86,6 +90,7 @@ _SUFFIXES: dict[str, Format] = {
     "avif": "avif",
     **dict.fromkeys(("heic", "heif", "hif"), "heic"),
     "jxl": "jxl",
+    "npy": "npy",
 }
 
 
@@ -127,7 +132,8 @@ class ImageHeader:
 
     Attributes:
         width: width of the stored pixels, before any EXIF orientation. `height` likewise.
-        channels: 1 or 3, as `decoding.decode_stored` gives them: alpha is gone, palettes and CMYK are RGB.
+        channels: 1 or 3, as `decoding.decode_stored` gives them: alpha is gone, palettes and CMYK are RGB. Of an image
+            that is kept as it is, all that it has.
         plain: True if its own bytes decode to 8-bit grey or RGB in any decoder, except for an orientation: they may be
             kept.
         orientation: orientation by EXIF, TIFF or AVIF, 1 to 8, or 1 for HEIC and JPEG XL, as their decoders turn them.
@@ -591,9 +597,15 @@ def _read_dct(data: bytes) -> ImageHeader:
     return ImageHeader("dct", width, height, 3 if data[4] else 1, False)
 
 
+def _read_npy(data: bytes) -> ImageHeader:
+    shape = (*read_npy_header(data).shape, 1, 1, 1)
+    return ImageHeader("npy", shape[1], shape[0], shape[2], False)
+
+
 _READERS: dict[Format, Callable[[bytes], ImageHeader]] = {
     "jpeg": _read_jpeg,
     "png": _read_png,
     "webp": _read_webp,
     "dct": _read_dct,
+    "npy": _read_npy,
 }

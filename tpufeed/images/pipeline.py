@@ -13,8 +13,10 @@ from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import DCT_START, JPEG_START, read_jpeg_header
 from tpufeed.images.markers import Box, find_segments
 from tpufeed.images.mending import mend, orientation_of
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.protocols import Draws, Fill, MovingOp, Op, PixelOp, Window, WindowOp, keep
 from tpufeed.images.rng import uniforms
+from tpufeed.images.tensors import NPY_START, npy_part
 from tpufeed.images.windows import (
     cut_padded,
     cut_resized,
@@ -39,6 +41,7 @@ class Pipeline:
         upright: turn encoded images by their EXIF orientation before ops see them.
         whole: decode no JPEG at a fraction of its size: on a device, ops see the pixels of the whole image.
         coefficients: unpack those of DCT images, which a device decodes. Without ops.
+        pixels: the pixel format of images, before and after the ops.
         shared: for an op that draws as one of another pipeline, the seed of that one, and the op's place in it.
     """
 
@@ -51,6 +54,7 @@ class Pipeline:
         *,
         whole: bool = False,
         coefficients: Coefficients | None = None,
+        pixels: PixelFormat = RGB8,
         shared: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         for op in ops:
@@ -59,8 +63,14 @@ class Pipeline:
                     "ops are tpufeed.images.RandomResizedCrop(size=224) and the like, or for a function of your own "
                     f"Custom('module:function'), not {op!r}"
                 )
+            if pixels != RGB8 and not getattr(op, "any_pixels", False):
+                raise OptionError(
+                    f"{op} is for 8-bit RGB, and the images are {pixels}: leave it out, or write "
+                    "Custom('module:function') for them"
+                )
         self.ops = tuple(ops)
         self.seed = seed
+        self.pixels, self._dtype = pixels, np.dtype(pixels.dtype)
         self._keys = [(shared or {}).get(position, (seed, position)) for position in range(len(self.ops))]
         self.fast = fast
         self.upright = upright
@@ -128,10 +138,10 @@ class Pipeline:
         """Apply the ops to an image as a record holds it. A JPEG that fails is mended if no pixel changes, see `mend`.
 
         Args:
-            data: an encoded image, or its uint8 pixels in C order.
+            data: an encoded image, or its pixels in C order.
             shape: shape of the pixels, or None or () if `data` is encoded.
             draws: one entry per op.
-            out: uint8 C-contiguous memory of the result's shape, int8 for coefficients. It is returned.
+            out: C-contiguous memory of the result's type and shape, int8 for coefficients. It is returned.
             buffer: memory to decode into, see `decode`.
 
         Raises:
@@ -142,14 +152,14 @@ class Pipeline:
             unpack_into(data, self._head, out)
             return out
         if shape:
-            return self.run(np.frombuffer(data, np.uint8).reshape(shape), draws, out)
+            return self.run(self.pixels.of_bytes(data, shape), draws, out)
         try:
             return run_views([self], data, [draws], [out], buffer)[0]
         except ImageError as error:
             return run_views([self], memoryview(mend(data, error)), [draws], [out], buffer)[0]
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
-        """Apply the ops to a copy of uint8 RGB `pixels`. Without `out`, the result may be a view of them.
+        """Apply the ops to a copy of `pixels`. Without `out`, the result may be a view of them.
 
         Raises:
             ImageError, OpError, OptionError: see `run_stored`.
@@ -157,6 +167,13 @@ class Pipeline:
         first = self._first_window
         window = None if first is None else first.window(pixels.shape[0], pixels.shape[1], draws[0])
         return self._run(pixels, window, draws, out)
+
+    def checked(self, pixels: Pixels) -> Pixels:
+        """Return decoded pixels if they are of the pixel format. Raises ImageError: OpenCV would write elsewhere."""
+        if pixels.dtype != self._dtype or pixels.shape[2] != self.pixels.channels:
+            found = f"{pixels.dtype} of {pixels.shape[2]} channels"
+            raise ImageError("other_pixels", f"the image is {found}, and those of the dataset are {self.pixels}")
+        return pixels
 
     def _run(
         self,
@@ -228,7 +245,7 @@ def run_views(
     orientation = orientation_of(data) if one.upright else 1
     firsts = [first for pipeline in pipelines if (first := pipeline._first_window) is not None]
     if len(firsts) < len(pipelines):
-        pixels = turn(decode(data, 1, buffer, one.fast), orientation)
+        pixels = one.checked(turn(decode(data, 1, buffer, one.fast), orientation))
         return [pipeline.run(pixels, drawn, out) for pipeline, drawn, out in zip(pipelines, draws, outs, strict=True)]
     jpeg = read_jpeg_header(data) if data[:3] == JPEG_START else None
     height, width = image_size(data) if jpeg is None else (jpeg.height, jpeg.width)
@@ -236,8 +253,13 @@ def run_views(
         height, width = width, height
     size = height, width
     windows = [first.window(height, width, drawn[0]) for first, drawn in zip(firsts, draws, strict=True)]
-    is_dct = data[:4] == DCT_START  # a part of it is decoded faster than all at half of the size
-    reduce = 1 if one.whole or is_dct else min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
+    # A part of these is decoded faster than all at half of the size.
+    is_dct, is_npy = data[:4] == DCT_START, data[:6] == NPY_START
+    reduce = (
+        1
+        if one.whole or is_dct or is_npy
+        else min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
+    )
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
         reduce //= 2  # a last pixel that covers less than the others must not become the first
     origin, cut = (0, 0), None
@@ -256,8 +278,11 @@ def run_views(
         jpeg = jpeg._replace(height=cut.height, width=cut.width)
     if is_dct:
         pixels, origin = decode_part(data, box, one.fast, buffer)
+    elif is_npy:
+        pixels, origin = npy_part(data, box)
     else:
         pixels = turn(decode(data, reduce, buffer, one.fast, jpeg), orientation)
+    one.checked(pixels)
     reduced = 1 if pixels.shape[:2] == size else reduce
     return [
         pipeline._run(pixels, window, drawn, out, reduced, origin)
@@ -301,7 +326,7 @@ def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draw
 
     Args:
         pipeline: the pipeline whose ops are checked.
-        pixels: uint8 RGB of any size, not changed.
+        pixels: an image of any size, not changed.
         draws: one entry per op.
 
     Raises:
@@ -309,7 +334,7 @@ def check_deterministic(pipeline: Pipeline, pixels: Pixels, draws: Sequence[Draw
         OptionError: a function of the user's cannot be imported.
     """
     for number, (op, drawn) in enumerate(zip(pipeline.ops, draws, strict=True), 1):
-        alone = Pipeline((op,), pipeline.seed)
+        alone = Pipeline((op,), pipeline.seed, pixels=pipeline.pixels)
         try:
             first, second = (alone.run(pixels.copy(), [drawn]) for _ in range(2))
         except ImageError:  # a thin image, see `_cut`: alone, the op would need memory for the whole result

@@ -21,11 +21,14 @@ from tpufeed.images.coefficients import pack_jpeg
 from tpufeed.images.decoding import Pixels, check_pixels, decode_stored, turn
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.header import MAX_PIXELS, ImageHeader, format_of_name, read_header
+from tpufeed.images.kept import Kept, read_kept
 from tpufeed.images.markers import encode_jpeg, is_sound, mark_jpeg
 from tpufeed.images.mending import mend
 from tpufeed.images.modern import MODERN
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.protocols import Window
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
+from tpufeed.images.tensors import encode_npy
 from tpufeed.images.windows import short_side_size
 from tpufeed.options import between, group
 
@@ -55,6 +58,9 @@ class Images:
             coefficients of JPEGs instead of the files: 1.5 times the bytes, without loss, and crops decode several
             times as fast. With these three JPEG and WebP that do need a change become JPEG, and so do AVIF, HEIC and
             JPEG XL, which take too long to decode in a loader. All else becomes PNG.
+        pixels: "keep" stores PNG of 16 bits or with alpha, TIFF and NumPy's .npy as they are: uint8, uint16 or float32
+            with 1 to 64 channels. All images of a dataset have the format that most have, and others are rejected.
+            "rgb8" makes 8-bit RGB or grey of all, by `deep`, `alpha` and `bands`.
         progressive: "keep" leaves progressive JPEGs as they are, "baseline" rewrites them without loss, to decode two
             to three times faster and have restart markers.
         quality: quality of JPEG and WebP images that are encoded again, 1 to 100.
@@ -77,6 +83,8 @@ class Images:
         bands: leave out the bands of a TIFF beyond its colours and alpha, like near infrared.
         extension: if the name says another format than the bytes, believe the bytes. Names without an image's suffix
             say nothing.
+        nan: with pixels="keep", what to do with an image that has NaN or infinite values: reject it, make these 0, or
+            keep them.
         damaged: from a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, remove the bytes that
             strict decoders refuse. With check="header", damage after the first scan's header is not looked for, except
             a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
@@ -88,6 +96,7 @@ class Images:
 
     check: Literal["full", "header"] = "full"
     encode: Encoding = "keep"
+    pixels: Literal["rgb8", "keep"] = "rgb8"
     progressive: Literal["keep", "baseline"] = "keep"
     quality: Quality = 90
     presize: Annotated[int, between(8, 16384)] | None = None
@@ -102,11 +111,16 @@ class Images:
     animated: Literal["first", "reject"] = "first"
     bands: Literal["drop", "reject"] = "drop"
     extension: Literal["sniff", "reject"] = "sniff"
+    nan: Literal["reject", "zero", "keep"] = "reject"
     damaged: Literal["mend", "reject"] = "mend"
     restart_markers: bool = field(init=False)  # decided once, for the plan: all hosts of a build do the same
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "restart_markers", self.encode in ("keep", "jpeg") and CAN_REWRITE)
+        if self.pixels == "keep" and self.encode != "keep":
+            raise OptionError(
+                f"pixels='keep' keeps images as they are, and encode={self.encode!r} changes them: leave one out"
+            )
         if self.encode == "dct" and not CAN_REWRITE:
             raise OptionError("encode='dct' takes a tpufeed with its C extension (docs/install.md)")
         if self.progressive == "baseline" and not self.restart_markers:
@@ -123,9 +137,10 @@ class Images:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON data for plan and manifest.
 
-        `bands` is left out if it is the default: datasets from before it can then grow.
+        Younger options are left out if they have their defaults: datasets from before them can then grow.
         """
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("bands", "drop")}
+        younger = (("bands", "drop"), ("pixels", "rgb8"), ("nan", "reject"))
+        return {name: value for name, value in asdict(self).items() if (name, value) not in younger}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +156,11 @@ class StoredImage:
         unmarked: why a kept JPEG could not get restart markers, or become a DCT image.
         source: height and width of the file's image, turned as `Images.exif` says, before presizing.
         orientation: EXIF orientation of the file, 1 to 8, whether it was applied or not.
+        levels: the least and the greatest value, if it is not `RGB8`.
     """
 
     data: bytes
-    format: StoredFormat | Literal["dct"]
+    format: StoredFormat | Literal["dct", "npy"]
     height: int
     width: int
     channels: int
@@ -155,20 +171,30 @@ class StoredImage:
     unmarked: str = ""
     source: tuple[int, int] = (0, 0)
     orientation: int = 1
+    levels: tuple[float, float] | None = None
 
 
-def store_image(data: bytes, policy: Images, name: str = "") -> StoredImage:
-    """Return the image of a file as `policy` wants it stored: 8-bit grey or RGB, as JPEG, PNG or WebP.
+def store_image(data: bytes, policy: Images, name: str = "", pixels: PixelFormat = RGB8) -> StoredImage:
+    """Return the image of a file as `policy` wants it stored: 8-bit grey or RGB as JPEG, PNG or WebP, others as .npy.
 
     Args:
         data: all of the file.
         policy: the policy.
         name: the file's name or path, only for `policy.extension`.
+        pixels: with `policy.pixels` "keep" the format that the image must have.
 
     Raises:
+        MissingExtraError: a package that decodes the file is not installed.
         ImageError: with its reason code. No bytes raise anything else, except MemoryError on a machine that is too
             small, which is not the image's fault.
     """
+    if policy.pixels == "keep":
+        kept = read_kept(data)
+        found = RGB8 if kept is None else kept.pixels
+        if found != pixels:
+            raise ImageError("other_pixels", f"the image is {found}, and those of the dataset are {pixels}")
+        if kept is not None:
+            return _store_kept(kept, policy, name)
     try:
         return _store(data, policy, name)
     except ImageError as error:
@@ -197,6 +223,49 @@ def _store(data: bytes, policy: Images, name: str) -> StoredImage:
     keeps = stored_format == header.format and is_kept
     image = (_keep if keeps else _encode_anew)(data, header, odd, policy, stored_format)
     return _pack(image) if policy.encode == "dct" and image.format == "jpeg" else image
+
+
+def _store_kept(kept: Kept, policy: Images, name: str) -> StoredImage:
+    """Store an image with the type and the channels that it has."""
+    header, odd = _check(kept.header, policy, name)
+    orientation = header.orientation if policy.exif == "apply" else 1
+    pixels = turn(kept.load(), orientation)
+    values = pixels
+    if pixels.dtype.kind == "f" and not (sound := np.isfinite(pixels)).all():
+        if policy.nan == "reject":
+            why = f"{np.sum(~sound):,} values are NaN or infinite. --policy nan=zero makes them 0"
+            raise ImageError("unsupported", why)
+        odd = (*odd, "nan")
+        values = pixels[sound]
+        pixels = np.where(sound, pixels, np.float32(0)) if policy.nan == "zero" else pixels
+    size = (pixels.shape[0], pixels.shape[1])
+    if policy.presize is not None:
+        pixels = _presize(pixels, scaled_size(*size, policy.presize, policy.presize_mode), policy)
+    height, width, channels = pixels.shape
+    return StoredImage(
+        encode_npy(pixels),
+        "npy",
+        height,
+        width,
+        channels,
+        False,
+        odd,
+        source=size,
+        orientation=header.orientation,
+        levels=(float(values.min()), float(values.max())) if values.size else None,
+    )
+
+
+def _presize(pixels: Pixels, wanted: tuple[int, int], policy: Images) -> Pixels:
+    """Shrink upright pixels to `wanted`, a (height, width), or cut out the middle square of that."""
+    height, width = wanted
+    if policy.presize_mode == "fit":  # cut first: at a pixel of the source, not of the result
+        height = width = min(height, width)
+        tall, wide = pixels.shape[:2]
+        side = min(tall, wide)
+        top, left = (tall - side) // 2, (wide - side) // 2
+        pixels = pixels[top : top + side, left : left + side]
+    return shrink(pixels, height, width)
 
 
 def _pack(image: StoredImage) -> StoredImage:
@@ -253,14 +322,7 @@ def _encode_anew(
     pixels = turn(decode_stored(data, header, reduce, backdrop, policy.deep_bits), orientation)
     odd = _tell_bits(pixels, header, odd, policy)
     if policy.presize is not None:
-        height, width = wanted if orientation < 5 else wanted[::-1]
-        if policy.presize_mode == "fit":  # cut first: at a pixel of the source, not of the result
-            height = width = min(height, width)
-            tall, wide = pixels.shape[:2]
-            side = min(tall, wide)
-            top, left = (tall - side) // 2, (wide - side) // 2
-            pixels = pixels[top : top + side, left : left + side]
-        pixels = shrink(pixels, height, width)
+        pixels = _presize(pixels, wanted if orientation < 5 else wanted[::-1], policy)
     if pixels.shape[2] == 1 and (policy.greyscale == "rgb" or stored_format == "webp"):
         pixels = pixels.repeat(3, axis=2)
     height, width, channels = pixels.shape
@@ -334,6 +396,13 @@ def _load(data: bytes, policy: Images, name: str) -> tuple[bytes | Pixels, tuple
 
 def _read(data: bytes, policy: Images, name: str) -> tuple[ImageHeader, tuple[str, ...]]:
     header = read_header(data)
+    if header.format == "npy":
+        raise ImageError("unsupported", "a NumPy array is no 8-bit image. --pixels keep stores it as it is")
+    return _check(header, policy, name)
+
+
+def _check(header: ImageHeader, policy: Images, name: str) -> tuple[ImageHeader, tuple[str, ...]]:
+    """Return the header, and its odd cases. Raises ImageError if the policy does not take the image."""
     odd = header.odd
     if name and format_of_name(name) not in (None, header.format):
         odd = (*odd, "extension")
@@ -343,7 +412,7 @@ def _read(data: bytes, policy: Images, name: str) -> tuple[ImageHeader, tuple[st
     if min(height, width) < policy.min_side:
         raise ImageError("too_small", f"{width}x{height} pixels, but the shorter side is at least {policy.min_side}")
     for case in odd:
-        if getattr(policy, case) == "reject":
+        if getattr(policy, case, "") == "reject":
             raise ImageError("unsupported", f"the policy for {case} is to reject")
     return header, odd
 

@@ -6,7 +6,7 @@ become tuples, numpy's numbers Python's, and an int a float if a float is meant.
 
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -158,9 +158,14 @@ class MovingOp(PixelOp, Protocol):
 
 
 class CheckedOp:
-    """Base of ops: fields are checked by their annotations when an op is made. OptionErrors name the op."""
+    """Base of ops: fields are checked by their annotations when an op is made. OptionErrors name the op.
+
+    Attributes:
+        any_pixels: True if it takes images of every `PixelFormat`. Others take 8-bit RGB.
+    """
 
     __slots__ = ()
+    any_pixels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self, f"{type(self).__name__}: ")
@@ -194,6 +199,12 @@ def keep(image: Pixels, out: Pixels | None) -> Pixels:
         return image
     np.copyto(out, image)
     return out
+
+
+def written(result: Any, out: Pixels | None) -> Pixels:
+    """Return OpenCV's result, in `out` if given. OpenCV leaves out the axis of a single channel."""
+    pixels: Pixels = np.atleast_3d(result) if out is None else out
+    return pixels
 
 
 def copied(image: Pixels, out: Pixels | None) -> Pixels:

@@ -1,24 +1,27 @@
 """Cut windows out of images and resize them, with a filter that suits the ratio."""
 
+from collections.abc import Sequence
+
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.protocols import Fill, Window, apart
+from tpufeed.images.protocols import Fill, Window, apart, written
 
 MOST_ENLARGED_PIXELS = 1 << 26
 _MOST_ASPECT = 16
 _LONGEST_SIDE_PX = 32766  # that OpenCV remaps
+_MOST_AVERAGED = 4  # channels that OpenCV averages over areas
 
 
 def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) -> Pixels:
     """Resize `image`: bilinear, and averaged over areas if it shrinks by two or more, against aliasing.
 
     Args:
-        image: uint8 of shape (h, w, channels), with any strides.
-        out: C-contiguous uint8 memory of the result's shape to write into. It is returned.
+        image: of shape (h, w, channels), with any strides.
+        out: C-contiguous memory of the result's shape to write into. It is returned.
     """
     assert out is None or out.shape[:2] == (height, width), f"{out.shape} is no memory for {height} x {width} pixels"
     if out is not None and image.shape == out.shape:
@@ -28,8 +31,10 @@ def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) ->
         return image
     shrinks_by_two = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
     filter_ = cv2.INTER_AREA if shrinks_by_two else cv2.INTER_LINEAR
-    result: Pixels = cv2.resize(image, (width, height), dst=out, interpolation=filter_)  # type: ignore[assignment]
-    return result if out is None else out
+    if shrinks_by_two and image.ndim == 3 and image.shape[2] > _MOST_AVERAGED:
+        groups = (image[..., at : at + _MOST_AVERAGED] for at in range(0, image.shape[2], _MOST_AVERAGED))
+        return np.concatenate([resize(group, height, width) for group in groups], 2, out)
+    return written(cv2.resize(image, (width, height), dst=out, interpolation=filter_), out)
 
 
 def resize_reduced(
@@ -41,7 +46,7 @@ def resize_reduced(
     (docs/pixels.md). Maps of whole numbers, in 1/32 pixel, give the same result in all releases of OpenCV.
 
     Args:
-        reduced: uint8 of shape (h, w, channels): all of the image, or a part with `factor` pixels around the window.
+        reduced: of shape (h, w, channels): all of the image, or a part with `factor` pixels around the window.
         factor: 2, 4 or 8.
         window: within the image.
         out: as in `resize`.
@@ -59,10 +64,8 @@ def resize_reduced(
     whole = np.empty((window.out_height, window.out_width, 2), np.int16)
     whole[..., 0], whole[..., 1] = x >> 5, y >> 5
     parts = ((y & 31) << 5 | (x & 31)).astype(np.uint16)
-    result: Pixels = cv2.remap(  # type: ignore[assignment]  # uint8 in, uint8 out
-        reduced, whole, parts, cv2.INTER_LINEAR, dst=out, borderMode=cv2.BORDER_REPLICATE
-    )
-    return result if out is None else out
+    border = cv2.BORDER_REPLICATE
+    return written(cv2.remap(reduced, whole, parts, cv2.INTER_LINEAR, dst=out, borderMode=border), out)
 
 
 def _reduced_places(
@@ -103,7 +106,7 @@ def cut_resized(image: Pixels, size: tuple[int, int], box: tuple[int, int, int, 
     """Cut a box out of an enlarged image without making the rest: bilinear, within a level of `resize`.
 
     Args:
-        image: uint8 RGB.
+        image: the image.
         size: (height, width) of the whole enlarged image.
         box: (top, left, height, width) in pixels of that image. It may reach beyond.
         fill: as in `cut_padded`.
@@ -126,7 +129,7 @@ def cut_resized(image: Pixels, size: tuple[int, int], box: tuple[int, int, int, 
         return cut_padded(image, (image.shape[0], 0, height, width), fill)
     x, y = np.meshgrid(columns, rows)
     part = image[first_row:stop_row, first_column:stop_column]
-    inner: Pixels = cv2.remap(part, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)  # type: ignore[assignment]
+    inner = written(cv2.remap(part, x, y, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE), None)
     return cut_padded(inner, (top - above, left - before, height, width), fill)
 
 
@@ -142,7 +145,7 @@ def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: P
     """Cut rows `[top, top + height)` and columns `[left, left + width)`, with `fill` beyond the image.
 
     Args:
-        image: uint8 RGB of any strides.
+        image: of any strides.
         box: (top, left, height, width). It may lie entirely outside the image.
         fill: the level, or (red, green, blue).
         out: C-contiguous memory of (height, width, 3), maybe the image itself. It is returned.
@@ -150,20 +153,18 @@ def cut_padded(image: Pixels, box: tuple[int, int, int, int], fill: Fill, out: P
     top, left, height, width = box
     view = image[max(0, top) : max(0, top + height), max(0, left) : max(0, left + width)]
     if view.size == 0:
-        out = np.empty((height, width, image.shape[2]), np.uint8) if out is None else out
+        out = np.empty((height, width, image.shape[2]), image.dtype) if out is None else out
         out[...] = fill
         return out
     above, before = max(0, -top), max(0, -left)
     below, after = height - above - view.shape[0], width - before - view.shape[1]
-    padded: Pixels = cv2.copyMakeBorder(  # type: ignore[assignment]  # uint8 in, uint8 out
-        apart(view, out), above, below, before, after, cv2.BORDER_CONSTANT, dst=out, value=scalar(fill)
-    )
-    return padded if out is None else out
+    sides, value = (above, below, before, after), scalar(fill)
+    return written(cv2.copyMakeBorder(apart(view, out), *sides, cv2.BORDER_CONSTANT, dst=out, value=value), out)
 
 
-def scalar(fill: Fill) -> tuple[int, int, int]:
+def scalar(fill: Fill) -> Sequence[int]:
     """Return `fill` as OpenCV takes it."""
-    return (fill, fill, fill) if isinstance(fill, int) else fill
+    return (fill,) * 4 if isinstance(fill, int) else fill
 
 
 def pair(size: int | tuple[int, int]) -> tuple[int, int]:

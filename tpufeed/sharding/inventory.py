@@ -388,7 +388,12 @@ class Inventory:
                 f"{len(self.classes.names)} classes. Draw the number of each object instead: instance"
             )
         several = (min(list_lengths, default=0), max(list_lengths, default=0)) if self.several_labels else None
-        own = record_schema(self.labelled, several, contents.boxes)
+        own = record_schema(
+            self.labelled,
+            several,
+            contents.boxes,
+            msgspec.UNSET if standing is None else standing.manifest.features[0].pixels,
+        )
         if options.names == "kaggle":
             own = kaggle_features(own, len(self.classes.names))
         drawn = () if options.outlines is None else (ImageColumn(MASKS, "", "mask"),)

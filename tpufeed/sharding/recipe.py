@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from tpufeed._version import __version__
@@ -26,7 +27,9 @@ from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised, mask_secrets
+from tpufeed.images.kept import read_kept
 from tpufeed.images.modern import readable_formats
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.policy import DEEP_BITS, bits_used
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.standing import StandingDataset
@@ -40,6 +43,7 @@ KIND = "shard"
 _logger = logging.getLogger(__name__)
 _FEATURES_BYTES = 320  # of a record, besides the image, its path and further columns
 _PROBED_IMAGES = 64
+_MOST_OTHERS = 0.1  # of the probed images may have another pixel format
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,46 @@ def probe_images(inventory: Inventory) -> list[tuple[Item, Probed | ImageError]]
         return Probed(made.bytes, made.image.height, made.image.width, (*made.image.odd, *made.odd))
 
     return [(item, found) for item, _, found in iter_taken(Files(inventory.base), inputs, probe)]
+
+
+def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[str]:
+    """Find the pixel format of a dataset that keeps that of its images, by the first ones, and put it into the schema.
+
+    Return warnings. Raises OptionError if images differ, or do not fit a growing dataset or another option.
+    """
+    counts, examples = Counter[PixelFormat](), dict[PixelFormat, str]()
+
+    def look(item: Item, data: Sequence[bytes]) -> None:
+        kept = read_kept(data[0])
+        found = RGB8 if kept is None else kept.pixels
+        counts[found] += 1
+        examples.setdefault(found, item.path)
+
+    for _ in iter_taken(Files(inventory.base), inventory.sample(_PROBED_IMAGES), look):
+        pass
+    if not counts:  # the build will say why none is readable
+        return []
+    (pixels, most), *others = counts.most_common()
+    said = "; ".join(f"{count} {found}, like {examples[found]}" for found, count in counts.most_common())
+    if counts.total() - most > _MOST_OTHERS * counts.total():
+        raise OptionError(
+            f"{mask_secrets(inventory.base)}: the images differ, and --pixels keep takes one format. The first "
+            f"{counts.total()}: {said}. Shard each kind as a dataset of its own, or leave --pixels keep out"
+        )
+    if standing is not None and pixels != standing.manifest.pixels:
+        raise OptionError(
+            f"the images of the dataset are {standing.manifest.pixels}, and the new ones {pixels}, like "
+            f"{examples[pixels]}. Nothing was changed. Shard them as a dataset of their own"
+        )
+    if pixels == RGB8:
+        return []
+    picture = next((spec.name for spec in inventory.features if spec.kind == "image"), None)
+    if picture is not None or inventory.options.names == "kaggle":
+        what = "names='kaggle' is" if picture is None else f"the image column {picture!r} is"
+        raise OptionError(f"{what} for 8-bit RGB, and the images are {pixels}: leave --pixels keep out, or that option")
+    image, *rest = inventory.features
+    inventory.features = (msgspec.structs.replace(image, pixels=pixels), *rest)
+    return [f"not all images have one format, and others are rejected. The first: {said}"] if others else []
 
 
 def one_hot_bytes(class_names: Sequence[str]) -> int:
@@ -145,6 +189,8 @@ class ShardRecipe(Recipe):
             if not inventory.count:  # the growing dataset has all of them
                 yield Draft(header=None, skipped=inventory.skipped, warnings=tuple(said))
                 return
+            if options.images.pixels == "keep":
+                said += find_pixels(inventory, self.standing)
             start = time.perf_counter()
             if is_preview or options.sizes_differ:
                 probed = probe_images(inventory)

@@ -6,18 +6,21 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from tpufeed.builds.destination import Reject
 from tpufeed.builds.digests import REJECTED, TAKEN, UNREAD, image_digest
 from tpufeed.builds.item import Item
 from tpufeed.builds.plan import Task
 from tpufeed.builds.worker import Output, TaskContext, reach, run
-from tpufeed.dataset.manifest import Markers
+from tpufeed.dataset.manifest import Markers, join_levels
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, OWN_NAMES, TEXT, FeatureSpec, kaggle_values
 from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.header import sniff
 from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.modern import readable_formats
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.policy import StoredImage, store_image, stored_geometry
 from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sources.boxes import BoxMover
@@ -71,7 +74,7 @@ class SampleMaker:
         label = next((spec for spec in features if spec.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self.names = [name.encode() for name in class_names]
-        outlines, self._policy = options.outlines, options.images
+        outlines, self._policy, self._format = options.outlines, options.images, features[0].pixels or RGB8
         self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
         self._columns = [spec for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
@@ -91,7 +94,7 @@ class SampleMaker:
 
     def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:
         """Return the sample of an input from the bytes of its files. Raises ImageError, naming file or column."""
-        image = store_image(data[0], self._policy, item.path)
+        image = store_image(data[0], self._policy, item.path, self._format)
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
         if not self._pictures and self._boxes is None:
             return StoredSample(image, rest, len(image.data))
@@ -198,6 +201,7 @@ class ShardContext(TaskContext):
                 output.odd.update((*image.odd, *sample.odd))
                 output.heights[image.height] += 1
                 output.widths[image.width] += 1
+                output.levels = join_levels(output.levels, image.levels or msgspec.UNSET)
                 if image.added_bytes is not None:
                     rewritten, added_bytes = rewritten + 1, added_bytes + image.added_bytes
                 elif image.unmarked:

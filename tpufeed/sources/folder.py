@@ -17,7 +17,7 @@ from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.paths import IMAGE_SUFFIXES, is_hidden, is_image_name, stem_of
+from tpufeed.sources.paths import IMAGE_SUFFIXES, NPY, is_hidden, is_image_name, stem_of
 from tpufeed.sources.source import SPLIT_NAME, Folder, Found, Place, Source, listing
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store
@@ -64,6 +64,7 @@ class FolderSource(Source):
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the images. The first folder of a path is its split, if there are split folders, the next its class."""
+        suffix = NPY if self._options.images.pixels == "keep" else ()
         store, labelled, masks = self._store, self._options.label != "none", self._options.masks
         # Folders in class folders: those right in them, and those right around images, as (class, folder).
         self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()
@@ -71,7 +72,7 @@ class FolderSource(Source):
         has_tfrecords, beside = False, list[str]()
         with nullcontext() if masks is None else _open_masks(masks, store, found) as add_mask, listing():
             for info in self._folder.iter_objects():
-                if not is_image_name(info.name):
+                if not is_image_name(info.name, suffix):
                     count_ending(found.ignored_files, info.name)
                     if info.name.lower().endswith(_OF_ANNOTATIONS) and not is_hidden(info.name):
                         names = unread.setdefault(posixpath.splitext(info.name)[1].lower(), [])

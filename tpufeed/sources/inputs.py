@@ -28,7 +28,7 @@ CHANGED = "changed_during_build"  # the reason of a file that is not as it was l
 UNREACHABLE = "unreachable"  # the reason of a web URL whose server refuses, or does not answer
 _WEB = ("http", "https")
 # Reasons that follow from a sound header. Half of a source's images may have one, so these are not read again.
-_SOUND = ("too_small", "unsupported", "bad_box")
+_SOUND = ("too_small", "unsupported", "other_pixels", "bad_box")
 
 
 def files_of(item: Item) -> tuple[ImageRef, ...]:

@@ -193,7 +193,8 @@ class ShardOptions:
         has_marks = boxes is not None or keypoints is not None
         has_pictures = bool(self.image_columns) or self.masks is not None
         sizes_differ = images.presize is not None or images.encode != "keep" or images.greyscale == "rgb"
-        sizes_differ = sizes_differ or self.outlines is not None  # masks have no files
+        # Masks have no files, and images that are kept as they are become .npy.
+        sizes_differ = sizes_differ or self.outlines is not None or images.pixels == "keep"
         lacks_markers = images.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),

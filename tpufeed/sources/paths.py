@@ -12,6 +12,7 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".heic", ".heif", ".hif", ".jxl"),
 )
+NPY = (".npy",)  # images with --pixels keep. Elsewhere they are features beside images
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
 HIDDEN_FOLDERS = (
     r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
@@ -22,9 +23,12 @@ _ROW_DIGITS = 9  # so that names sort as rows
 _ROW = re.compile(rf"(.+\.(?:parquet|arrow))/[0-9]{{{_ROW_DIGITS},}}(?:/|\Z)", re.IGNORECASE | re.DOTALL)
 
 
-def is_image_name(name: str) -> bool:
-    """Return true for an image's name, unless it or a folder is hidden (.ipynb_checkpoints, ._x.jpg, @eaDir)."""
-    return name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name)
+def is_image_name(name: str, others: tuple[str, ...] = ()) -> bool:
+    """Return true for an image's name, unless it or a folder is hidden (.ipynb_checkpoints, ._x.jpg, @eaDir).
+
+    `others` are further suffixes of images.
+    """
+    return name.lower().endswith(IMAGE_SUFFIXES + others) and not is_hidden(name)
 
 
 def is_hidden(name: str) -> bool:

@@ -4,7 +4,6 @@ A thread holds the GIL for a few lines per image. Decoding and copying run in pa
 """
 
 import itertools
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -232,7 +231,7 @@ class Decoder:
         self.plan, images = plan, plan.columns.images
         self._pictures = [each for each in plan.columns.fields if isinstance(each, Picture)]
         self._fields = [each for each in plan.columns.fields if not isinstance(each, Picture)]
-        self._tensor_bytes = math.prod(plan.shape or (0,))  # 0: images are encoded
+        self._tensor_bytes = plan.pixels.bytes_of(plan.shape)  # 0: images are encoded
         one_view = len(plan.pipelines) == 1
         # The image column if there is one view and nothing else to decode: nearly always.
         alone = images and one_view and not plan.columns.fields
@@ -385,7 +384,7 @@ class Decoder:
         if isinstance(images, list):
             return None
         assert images.flags.c_contiguous, "rows are written in place"
-        flat = images.reshape(len(images), size)
+        flat = images.reshape(len(images), -1).view(np.uint8)
         targets = [flat[row] for row in at]
 
         def copy(number: int, payload: memoryview) -> None:

@@ -16,6 +16,7 @@ from tpufeed.dataset.sample import Sample
 from tpufeed.dataset.schema import FeatureSpec, plain_boxes
 from tpufeed.errors import OptionError, RecordError
 from tpufeed.images.ops import Choose, Custom
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.protocols import MovingOp, Op, WindowOp
 from tpufeed.stream.options import LoaderOptions
 
@@ -198,7 +199,7 @@ class Picture:
 
     def __init__(self, name: str, spec: FeatureSpec, size: tuple[int, int] | None) -> None:
         self.spec = spec
-        self.columns: tuple[Column, ...] = (Column(name, "uint8", () if size is None else (*size, 3)),)
+        self.columns: tuple[Column, ...] = (image_column(name, RGB8, size),)
 
 
 class WindowField:
@@ -289,8 +290,8 @@ def resolve_columns(
     scalars, fields = list[Scalar](), list[Field | Picture]()
     for name in asked:
         if name == IMAGE:
-            single = Column(IMAGE, "uint8", () if sizes[0] is None else (*sizes[0], 3))
-            images, views = _lay_out_views(sizes) if len(sizes) > 1 else ([single], [(IMAGE, None)])
+            single = image_column(IMAGE, manifest.pixels, sizes[0])
+            images, views = _lay_out_views(sizes, manifest.pixels) if len(sizes) > 1 else ([single], [(IMAGE, None)])
             names += [column.name for column in images]
         elif name == SAMPLE or (name == SOURCE and mixed):
             names.append(name)
@@ -342,13 +343,20 @@ def _check_plain_boxes(manifest: Manifest, options: LoaderOptions, asked: Sequen
         )
 
 
-def _lay_out_views(sizes: Sequence[tuple[int, int] | None]) -> tuple[list[Column], list[tuple[str, int | None]]]:
+def image_column(name: str, pixels: PixelFormat, size: tuple[int, int] | None) -> Column:
+    """Return the column of images of this (height, width), or of several sizes."""
+    return Column(name, pixels.dtype, () if size is None else pixels.shape(size))
+
+
+def _lay_out_views(
+    sizes: Sequence[tuple[int, int] | None], pixels: PixelFormat
+) -> tuple[list[Column], list[tuple[str, int | None]]]:
     """Return the columns of several views of the image, one for each size, and `Columns.views`."""
     counts, taken, views = Counter(sizes), Counter[str](), list[tuple[str, int | None]]()
     columns = list[Column]()
     for (height, width), count in counts.items():  # type: ignore[misc]  # each view fixes a size
         name = IMAGE if len(counts) == 1 else f"{IMAGE}_{height}" + (f"x{width}" if width != height else "")
-        columns.append(Column(name, "uint8", (count, height, width, 3)))
+        columns.append(Column(name, pixels.dtype, (count, *pixels.shape((height, width)))))
     names = {size: column.name for size, column in zip(counts, columns, strict=True)}
     for size in sizes:
         views.append((names[size], taken[names[size]]))

@@ -19,13 +19,25 @@ from tpufeed.dataset.schema import HEIGHT, WIDTH, FeatureSpec, fixed_ints
 from tpufeed.errors import OptionError, advised
 from tpufeed.images.coefficients import of_quality
 from tpufeed.images.description import from_dict
-from tpufeed.images.device import DeviceOps
+from tpufeed.images.device import DeviceOps, refused
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.ops import Choose, Custom, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.protocols import MovingOp, Op, WindowOp, evaluation_of
 from tpufeed.images.rng import uniforms
-from tpufeed.stream.columns import IMAGE, LABEL, SAMPLE, Array, Column, Columns, Items, Mask, Picture, resolve_columns
+from tpufeed.stream.columns import (
+    IMAGE,
+    LABEL,
+    SAMPLE,
+    Array,
+    Columns,
+    Items,
+    Mask,
+    Picture,
+    image_column,
+    resolve_columns,
+)
 from tpufeed.stream.joint import JointPipeline
 from tpufeed.stream.mixing import BatchOps, Mixing
 from tpufeed.stream.options import LoaderOptions, Shared
@@ -50,6 +62,7 @@ class Decoding:
         url: the dataset's URL.
         classes: the ids that labels get.
         shape: shape of raw images. None if images are encoded.
+        pixels: pixel format of the images.
         upright: True if an image is turned by its EXIF orientation before the ops see it.
         size_at: where a record's integers have height and width of its image. None if only the image knows them.
         specs: the features of the dataset by name.
@@ -68,6 +81,7 @@ class Decoding:
     url: str
     classes: ClassIds
     shape: tuple[int, ...] | None
+    pixels: PixelFormat
     upright: bool
     size_at: tuple[int, int] | None
     specs: dict[str, FeatureSpec]
@@ -120,9 +134,8 @@ def plan_decoding(
         # A device gets whole images if its ops are the first ones, so the host's ops see the same pixels.
         whole = bool(later) and not ops
         keys = {own: (pipelines[0].seed, place) for own, place in shared[view].items()} if view else {}
-        made = Pipeline(
-            [*ops, *later], draws, fast=not manifest.is_coded, upright=manifest.upright, whole=whole, shared=keys
-        )
+        fast, upright, pixels = not manifest.is_coded, manifest.upright, manifest.pixels
+        made = Pipeline([*ops, *later], draws, fast, upright, whole=whole, pixels=pixels, shared=keys)
         pipelines.append(made)
     first = pipelines[0].ops
     if late := [op for view in views[1:] for op in view if isinstance(op, Choose) and op not in first]:
@@ -141,6 +154,7 @@ def plan_decoding(
         url=url,
         classes=classes,
         shape=manifest.tensor_shape,
+        pixels=manifest.pixels,
         upright=manifest.upright,
         size_at=(ints.index(HEIGHT), ints.index(WIDTH)) if has_size else None,
         specs={spec.name: spec for spec in manifest.features},
@@ -230,7 +244,10 @@ def plan_batches(sources: Sequence[SampleSource], options: LoaderOptions, on_dev
             here, there = first.get(name), others.get(name)
             if here != there:
                 said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (here, there)]
-                ops = "give ops that fix one size, or " if here is not None and here.dtype == "uint8" else ""
+                are_sizes = (
+                    here is not None and there is not None and here.dtype == there.dtype and len(here.shape) == 3
+                )
+                ops = "give ops that fix one size, or " if are_sizes else ""
                 raise OptionError(
                     f"the column {name!r} is {said[0]} in {sources[0].label} and {said[1]} in {source.label}; a batch "
                     f"needs one shape and type: {ops}leave the column out of columns="
@@ -248,6 +265,8 @@ def _plan_device_ops(
 ) -> Decoding:
     """Return a plan with `ops`, which a device can run after the ops `here`. Raises OptionError if it cannot."""
     cache, whole = manifest.cache, plan.pipelines[0]
+    if manifest.pixels != RGB8 and ops:
+        raise refused(ops[0], f", which takes 8-bit RGB, and the images are {manifest.pixels}")
     size = here.output_size(manifest.image_size)
     if size is None:
         raise OptionError(f"{plan.url}: {_no_device_size()}")
@@ -279,7 +298,7 @@ def _plan_device_ops(
         drawn = plan.pipelines if columns.fields else made
         return replace(plan, device_ops=device_ops, numbered=numbered, columns=columns, made=made, drawn=drawn)
     if mixing is not None:
-        columns = plan.columns.before_device_ops(Column(IMAGE, "uint8", (*image_ops.out_size, 3)), mixing.width)
+        columns = plan.columns.before_device_ops(image_column(IMAGE, RGB8, image_ops.out_size), mixing.width)
         plan = replace(plan, columns=columns, mixing_here=mixing)
     return replace(plan, device_ops=device_ops, numbered=numbered[first:])
 

@@ -42,7 +42,9 @@ class JointPipeline:
         self._shapes = {each.columns[0].name: each.columns[0].shape for each in items}
         for number, op in enumerate([*pipeline.ops, None]):
             if op is None or (isinstance(op, Custom) and op.sample):
-                part = Pipeline(pipeline.ops[start:number], pipeline.seed, pipeline.fast, pipeline.upright)
+                part = Pipeline(
+                    pipeline.ops[start:number], pipeline.seed, pipeline.fast, pipeline.upright, pixels=pipeline.pixels
+                )
                 self._parts.append((slice(start, number), part, op))
                 start = number + 1
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from tpufeed.images.device import Arrays, BatchDraws, DeviceOps
 from tpufeed.images.mixing import MixingOp
-from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array, Column
+from tpufeed.images.pixel_format import RGB8
+from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array, Column, image_column
 
 
 class Mixing:
@@ -106,7 +107,7 @@ class BatchOps:
         """The column of images that a device gets: pixels, or coefficients."""
         coefficients = self.ops.coefficients
         if coefficients is None:
-            return Column(IMAGE, "uint8", (*self.ops.size, 3))
+            return image_column(IMAGE, RGB8, self.ops.size)
         return Column(IMAGE, "int8", coefficients.shape)
 
     @property

@@ -22,6 +22,7 @@ from tpufeed.dataset.order import Share, World
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import OptionError, advised
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.protocols import Op, WindowOp
 from tpufeed.images.windows import MOST_ENLARGED_PIXELS
 from tpufeed.processes.limits import available_cores
@@ -412,6 +413,11 @@ def _check_dataset(dataset: Dataset) -> None:
         raise OptionError(
             f"{dataset.label}: direct=True decodes in TensorFlow, which knows no DCT images: leave out direct=True, "
             "or warm a cache with encode='jpeg' or 'raw'"
+        )
+    if manifest.pixels != RGB8:
+        raise OptionError(
+            f"{dataset.label}: direct=True decodes 8-bit RGB in TensorFlow, and the images are {manifest.pixels}: "
+            "leave out direct=True"
         )
 
 

@@ -23,6 +23,7 @@ class Choose(SameSizeOp):
     column: Annotated[str, Rule("the name of a column", lambda value: isinstance(value, str) and value != "")]
     random: bool = True
     version: ClassVar[int] = 1
+    any_pixels: ClassVar[bool] = True
 
     @property
     def draws(self) -> int:

@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import cv2
 import numpy as np
 
-from tpufeed.images.color import BRIGHTNESS, CONTRAST, SATURATION, Change, written
+from tpufeed.images.color import BRIGHTNESS, CONTRAST, SATURATION, Change
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import Arrays, BatchDraws, Columns, Planes, Size, Step, branch, repeat
-from tpufeed.images.protocols import Draws, SameSizeOp, keep, spread
+from tpufeed.images.protocols import Draws, SameSizeOp, keep, spread, written
 from tpufeed.images.rng import draw_between
 
 _ORDERS = tuple(permutations(range(4)))
@@ -109,6 +109,10 @@ class ColorJitter(SameSizeOp):
     hue: Annotated[float | tuple[float, float], spread(0.0, -0.5, 0.5)] = 0.0
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 5
+
+    @property
+    def any_pixels(self) -> bool:  # type: ignore[override]  # only colours have saturation and hue
+        return (self.saturation, self.hue) == ((1.0, 1.0), (0.0, 0.0))
 
     def skips(self, draws: Draws) -> bool:
         return next(self._changes(draws), None) is None

@@ -29,7 +29,7 @@ def _is_version(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Custom(SameSizeOp):
-    """Any function of (uint8 RGB array, numpy Generator) that returns a uint8 array of the same shape.
+    """Any function of (image, numpy Generator) that returns an array of the same type and shape, usually uint8 RGB.
 
     With `sample=True` it is a function of (dict, Generator) that returns a dict: `image`, and the columns asked for, by
     their names: masks (height, width), boxes float32 (n, 4) in pixels of the image, keypoints, what belongs to boxes,
@@ -57,6 +57,7 @@ class Custom(SameSizeOp):
     sample: bool = field(default=False, metadata=LATER)
     random: bool = field(default=True, metadata=LATER)
     draws: ClassVar[int] = 4
+    any_pixels: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         target = self.target if isinstance(self.target, str) else _name_of(self.target)
@@ -91,7 +92,7 @@ class Custom(SameSizeOp):
         if self.sample:
             return keep(self.apply_sample({"image": given}, draws)["image"], out)
         result = self._call(given, draws)
-        pixels = self._check(result, image.shape)
+        pixels = self._check(result, image)
         if out is None:
             # The function may reuse its own array for the next image.
             return pixels if pixels is given else pixels.copy()
@@ -102,7 +103,7 @@ class Custom(SameSizeOp):
         """Return the function's result for a sample, in new arrays. Raises OpError if it does not fit.
 
         Args:
-            sample: arrays, texts and numbers by name. The function may change them. `image` is uint8 RGB.
+            sample: arrays, texts and numbers by name. The function may change them.
             draws: seed its Generator.
         """
         given = {name: np.array(value, order="C") if np.ndim(value) else value for name, value in sample.items()}
@@ -110,7 +111,7 @@ class Custom(SameSizeOp):
         if not isinstance(result, dict) or result.keys() != sample.keys():
             found = sorted(result) if isinstance(result, dict) else type(result).__name__
             raise OpError(f"{self} returned {found}: return a dict of {', '.join(sample)}")
-        changed = {"image": self._check(result["image"], sample["image"].shape).copy()}
+        changed = {"image": self._check(result["image"], sample["image"]).copy()}
         for name, stored in sample.items():
             if name == "image":
                 continue
@@ -148,16 +149,16 @@ class Custom(SameSizeOp):
         except Exception as error:
             raise OpError(f"{self} raised {type(error).__name__}: {error}") from error
 
-    def _check(self, result: object, shape: tuple[int, ...]) -> Pixels:
+    def _check(self, result: object, image: Pixels) -> Pixels:
         if not isinstance(result, np.ndarray):
             found = type(result).__name__
             raise OpError(f"{self} returned {found}, not a numpy array: return np.asarray(...) of the pixels")
-        if result.dtype != np.uint8:
-            way_out = "return image.clip(0, 255).astype(np.uint8), scaled by 255 if it ends at 1"
-            raise OpError(f"{self} returned pixels of {result.dtype}, not uint8: {way_out}")
-        if result.shape != shape:
-            way_out = "leave the size to tpufeed's own ops, before or after it, and return (height, width, 3)"
-            raise OpError(f"{self} returned the shape {result.shape} for {shape}: {way_out}")
+        if result.dtype != image.dtype:
+            way_out = f"return image.astype(np.{image.dtype}), clipped to its range. 8-bit levels end at 255, not at 1"
+            raise OpError(f"{self} returned pixels of {result.dtype}, not {image.dtype}: {way_out}")
+        if result.shape != image.shape:
+            way_out = "leave the size to tpufeed's own ops, before or after it, and return (height, width, channels)"
+            raise OpError(f"{self} returned the shape {result.shape} for {image.shape}: {way_out}")
         if not result.flags.c_contiguous:
             raise OpError(f"{self} returned an array that is not C-contiguous: return np.ascontiguousarray(...) of it")
         return result

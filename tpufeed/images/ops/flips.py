@@ -8,7 +8,7 @@ import cv2
 
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import Size, Step, applied_step
-from tpufeed.images.protocols import Affine, Draws, Probability, RandomlyApplied
+from tpufeed.images.protocols import Affine, Draws, Probability, RandomlyApplied, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class HorizontalFlip(RandomlyApplied):
 
     p: Probability = 0.5
     version: ClassVar[int] = 1
+    any_pixels: ClassVar[bool] = True
     draws: ClassVar[int] = 1
 
     @property
@@ -32,8 +33,7 @@ class HorizontalFlip(RandomlyApplied):
         return () if self.skips(draws) else ((-1.0, 0.0, float(width), 0.0, 1.0, 0.0),)
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        flipped: Pixels = cv2.flip(image, 1, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
-        return flipped if out is None else out
+        return written(cv2.flip(image, 1, dst=out), out)
 
     def on_device(self, size: Size) -> Step:
         return applied_step(self, size, lambda x, arrays: [arrays.flip(plane, -1) for plane in x], -1)
@@ -49,6 +49,7 @@ class VerticalFlip(RandomlyApplied):
 
     p: Probability = 0.5
     version: ClassVar[int] = 1
+    any_pixels: ClassVar[bool] = True
     draws: ClassVar[int] = 1
 
     @property
@@ -60,8 +61,7 @@ class VerticalFlip(RandomlyApplied):
         return () if self.skips(draws) else ((1.0, 0.0, 0.0, 0.0, -1.0, float(height)),)
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
-        flipped: Pixels = cv2.flip(image, 0, dst=out)  # type: ignore[assignment]  # uint8 in, uint8 out
-        return flipped if out is None else out
+        return written(cv2.flip(image, 0, dst=out), out)
 
     def on_device(self, size: Size) -> Step:
         return applied_step(self, size, lambda x, arrays: [arrays.flip(plane, -2) for plane in x], -2)

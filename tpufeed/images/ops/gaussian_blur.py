@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import Arrays, BatchDraws, Columns, Planes, Size, Step, refused, weighted
-from tpufeed.images.protocols import Draws, Op, Probability, RandomlyApplied, positive_range
+from tpufeed.images.protocols import Draws, Op, Probability, RandomlyApplied, positive_range, written
 from tpufeed.images.rng import draw_between
 
 
@@ -29,12 +29,12 @@ class GaussianBlur(RandomlyApplied):
     p: Probability = 1.0  # first: the size of a kernel is refused, not taken for a sigma
     sigma: Annotated[tuple[float, float], positive_range(100.0, or_one=True)] = (0.1, 2.0)
     version: ClassVar[int] = 1
+    any_pixels: ClassVar[bool] = True
     draws: ClassVar[int] = 2
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         sigma = draw_between(self.sigma, draws[1])
-        blurred: Pixels = cv2.GaussianBlur(image, (0, 0), sigma, dst=out)  # type: ignore[assignment]
-        return blurred if out is None else out
+        return written(cv2.GaussianBlur(image, (0, 0), sigma, dst=out), out)
 
     def evaluation(self) -> tuple[Op, ...]:
         return (self,) if self.p == 1 and len({*self.sigma}) == 1 else ()

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import cv2
 
-from tpufeed.images.color import grey, grey_on_device, written
+from tpufeed.images.color import grey, grey_on_device
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import Size, Step, applied_step
-from tpufeed.images.protocols import Draws, Probability, RandomlyApplied
+from tpufeed.images.protocols import Draws, Probability, RandomlyApplied, written
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpufeed.images.affine import Row, as_affine, rotation, shear_x, shear_y, warp
-from tpufeed.images.color import BRIGHTNESS, CONTRAST, LEVELS, SATURATION, Change, look_up, written
+from tpufeed.images.color import BRIGHTNESS, CONTRAST, LEVELS, SATURATION, Change, look_up
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.device import (
     Arrays,
@@ -27,7 +27,7 @@ from tpufeed.images.device import (
     whole,
     within_boxes,
 )
-from tpufeed.images.protocols import LATER, Affine, Draws, Fill, SameSizeOp, apart, copied, keep
+from tpufeed.images.protocols import LATER, Affine, Draws, Fill, SameSizeOp, apart, copied, keep, written
 from tpufeed.images.windows import cut_padded
 from tpufeed.options import Rule, between
 

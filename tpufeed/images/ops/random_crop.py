@@ -31,6 +31,10 @@ class RandomCrop(CheckedOp):
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 2
 
+    @property
+    def any_pixels(self) -> bool:  # type: ignore[override]  # a colour is RGB
+        return isinstance(self.fill, int)
+
     def output_size(self, size: tuple[int, int] | None) -> tuple[int, int]:
         return pair(self.size)
 

@@ -37,6 +37,10 @@ class RandomErasing(RandomlyApplied):
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 24
 
+    @property
+    def any_pixels(self) -> bool:  # type: ignore[override]  # colours and noise are 8-bit RGB
+        return isinstance(self.value, int)
+
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:
         top, left, height, width = self._rectangle(image.shape[0], image.shape[1], draws)
         pixels = copied(image, out)

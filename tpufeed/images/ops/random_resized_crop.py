@@ -31,6 +31,7 @@ class RandomResizedCrop(CheckedOp):
     scale: Annotated[tuple[float, float], positive_range(1.0)] = (0.08, 1.0)
     ratio: Annotated[tuple[float, float], positive_range(1000.0)] = (3 / 4, 4 / 3)
     version: ClassVar[int] = 1
+    any_pixels: ClassVar[bool] = True
     draws: ClassVar[int] = 22
     fill: ClassVar[int] = 0
 

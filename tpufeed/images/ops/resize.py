@@ -17,6 +17,7 @@ class Resize(CheckedOp):
 
     size: SizePx
     version: ClassVar[int] = 1
+    any_pixels: ClassVar[bool] = True
     draws: ClassVar[int] = 0
     fill: ClassVar[int] = 0
 

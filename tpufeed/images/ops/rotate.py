@@ -26,6 +26,10 @@ class Rotate(SameSizeOp):
     version: ClassVar[int] = 1
     draws: ClassVar[int] = 2
 
+    @property
+    def any_pixels(self) -> bool:  # type: ignore[override]  # a colour is RGB
+        return isinstance(self.fill, int)
+
     def skips(self, draws: Draws) -> bool:
         return draws[0] >= self.p or self._angle(draws) == 0
 

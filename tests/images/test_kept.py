@@ -1,0 +1,146 @@
+"""Images that are kept as they are: what is read, and what is refused."""
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+
+from tpufeed.errors import ImageError
+from tpufeed.images import tensors
+from tpufeed.images.kept import read_kept
+from tpufeed.images.pixel_format import PixelFormat
+from tpufeed.images.policy import Images, store_image
+
+KEEP = Images(pixels="keep")
+
+
+def draw(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    numbers = np.random.default_rng(0).integers(0, 4000, shape)
+    return (numbers / (1 if dtype == "uint16" else 17)).astype(dtype)
+
+
+def tiff(array: np.ndarray, **options) -> bytes:
+    file = io.BytesIO()
+    tifffile.imwrite(file, array, photometric=options.pop("photometric", "minisblack"), **options)
+    return file.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def png(array: np.ndarray) -> bytes:
+    return cv2.imencode(".png", array)[1].tobytes()
+
+
+FILES = {
+    "planes": lambda a: tiff(a.transpose(2, 0, 1).copy(), planarconfig="separate"),
+    "pixels": lambda a: tiff(a, planarconfig="contig"),
+    "tiles": lambda a: tiff(a, planarconfig="contig", tile=(16, 16), compression="zlib"),
+    "lzw": lambda a: tiff(a, planarconfig="contig", compression="lzw", predictor=True),
+    "zstd": lambda a: tiff(a, planarconfig="contig", compression="zstd"),
+    "big": lambda a: tiff(a, planarconfig="contig", bigtiff=True, byteorder=">"),
+    "npy": npy,
+    "big-endian npy": lambda a: npy(a.astype(a.dtype.newbyteorder(">"))),
+    "fortran npy": lambda a: npy(np.asfortranarray(a)),
+    "bands first": lambda a: npy(a.transpose(2, 0, 1).copy()),
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+@pytest.mark.parametrize("name", FILES)
+def test_numbers_are_those_of_the_file(name, dtype):
+    array = draw((21, 34, 6), dtype)
+    image = store_image(FILES[name](array), KEEP, pixels=PixelFormat(dtype, 6))
+    assert np.array_equal(tensors.npy_view(image.data), array)
+    assert (image.height, image.width, image.channels, image.source) == (21, 34, 6, (21, 34))
+    assert image.levels == (float(array.min()), float(array.max()))
+    assert np.array_equal(np.load(io.BytesIO(image.data)), array)  # docs/format.md
+
+
+@pytest.mark.parametrize(("channels", "order"), [(1, [0]), (3, [2, 1, 0]), (4, [2, 1, 0, 3])])
+def test_png_of_16_bits_is_rgb(channels, order):
+    array = draw((9, 8, channels), "uint16")
+    kept = read_kept(png(array))
+    assert kept.pixels == PixelFormat("uint16", channels)
+    assert np.array_equal(kept.load(), array[..., order])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        png(draw((9, 8, 3), "uint8")),
+        cv2.imencode(".jpg", np.zeros((9, 8, 3), np.uint8))[1].tobytes(),
+        tiff(draw((9, 8), "uint8")),
+    ],
+)
+def test_8_bit_colours_take_the_old_way(data):
+    assert read_kept(data) is None
+
+
+def test_orientation_is_applied():
+    array = draw((6, 9, 5), "uint16")
+    data = tiff(array, planarconfig="contig", extratags=[(274, "H", 1, 6, True)])
+    image = store_image(data, KEEP, pixels=PixelFormat("uint16", 5))
+    assert np.array_equal(tensors.npy_view(image.data), np.rot90(array, -1))
+
+
+def test_presized_images_shrink():
+    image = store_image(
+        npy(np.full((40, 60, 13), 700, np.uint16)), Images(pixels="keep", presize=20), "", PixelFormat("uint16", 13)
+    )
+    assert (image.height, image.width) == (20, 30)
+    assert (tensors.npy_view(image.data) == 700).all()
+
+
+REFUSED = {
+    "pickles": (npy(np.array([[{}]], object)), "unsupported", "pickled"),
+    "signed": (npy(draw((9, 8), "int16")), "unsupported", "int16"),
+    "64 bits": (npy(draw((9, 8, 2), "float64")), "unsupported", "float64"),
+    "a vector": (npy(draw((9,), "uint16")), "unsupported", "(9,)"),
+    "structured": (npy(np.zeros((3, 3), [("a", "u2")])), "unsupported", "void"),
+    "65 channels": (npy(draw((80, 81, 65), "uint16")), "unsupported", "65 channels"),
+    "a short npy": (npy(draw((9, 8, 4), "uint16"))[:-1], "truncated", "575"),
+    "a short header": (npy(draw((9, 8, 4), "uint16"))[:60], "truncated", "header"),
+    "a promise": (npy(np.zeros((1, 1), np.uint16)).replace(b"(1, 1)", b"(9999999, 9999999)"), "truncated", "asks for"),
+    "a short TIFF": (tiff(draw((90, 80, 4), "uint16"), planarconfig="contig")[:-50], "truncated", "TIFF"),
+    "a broken TIFF": (b"II*\0" + bytes(40), "unreadable", "TIFF"),
+    "other format": (npy(draw((9, 8, 4), "uint16")), "other_pixels", "uint16 of 4 channels"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    data, reason, said = REFUSED[name]
+    with pytest.raises(ImageError) as caught:
+        store_image(data, KEEP, pixels=PixelFormat("uint16", 13))
+    assert caught.value.reason == reason
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("nan", ["reject", "zero", "keep"])
+def test_policy_for_nan(nan):
+    array = np.array([[1, np.nan], [np.inf, 4]], np.float32)
+    policy, pixels = Images(pixels="keep", nan=nan), PixelFormat("float32", 1)
+    if nan == "reject":
+        with pytest.raises(ImageError, match="2 values"):
+            store_image(npy(array), policy, "", pixels)
+        return
+    image = store_image(npy(array), policy, "", pixels)
+    assert image.odd == ("nan",)
+    assert image.levels == (1, 4)
+    found = tensors.npy_view(image.data)[..., 0]
+    assert np.array_equal(found, array if nan == "keep" else np.array([[1, 0], [0, 4]]), equal_nan=True)
+
+
+def test_a_crop_touches_only_its_part():
+    array = draw((30, 20, 3), "uint16")
+    odd_place = memoryview(b"x" + tensors.encode_npy(array))[1:]
+    part, origin = tensors.npy_part(odd_place, (4, -2, 90, 7))
+    assert origin == (4, 0)
+    assert np.array_equal(part, array[4:, :7])
+    assert part.flags.aligned

@@ -1,0 +1,132 @@
+"""Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, and NumPy's .npy."""
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+
+from tpufeed.errors import ImageError, MissingExtraError
+from tpufeed.images.decoding import Pixels
+from tpufeed.images.header import MAX_PIXELS, ImageHeader, read_header, sniff
+from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, PixelFormat
+from tpufeed.images.tensors import npy_view
+from tpufeed.images.unwritten import check_png_rows
+
+BANDS_FIRST = "bands first"  # the odd case of an array of (channels, height, width)
+_PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's channels by colour type
+_MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
+_PALETTE = 3
+_MOST_CHUNK_PIXELS = 1 << 26
+
+
+class Kept(NamedTuple):
+    """An image that is kept as it is: its header, its format, and what decodes it.
+
+    `load` returns (height, width, channels), not turned. It raises ImageError, or MissingExtraError.
+    """
+
+    header: ImageHeader
+    pixels: PixelFormat
+    load: Callable[[], Pixels]
+
+
+def read_kept(data: bytes) -> Kept | None:
+    """Return the image of a file that is not `RGB8`, or None for one that is.
+
+    Raises:
+        ImageError: the file is damaged, or its numbers are of another type, or it has too many channels.
+        MissingExtraError: tifffile is not installed.
+    """
+    kind = sniff(data)
+    if kind == "npy":
+        return _read_npy(data)
+    if kind == "tiff":
+        return _read_tiff(data)
+    header = read_header(data) if kind == "png" else None
+    if header is None or not {"alpha", "deep"}.intersection(header.odd) or data[25] not in _PNG_ORDER:
+        return None  # a palette becomes colours
+    order = _PNG_ORDER[data[25]]
+    header = replace(header, odd=tuple(case for case in header.odd if case in ("exif", "animated")))
+
+    def load() -> Pixels:
+        check_png_rows(data)
+        found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        if found is None:
+            raise ImageError("unreadable", "the PNG does not decode by libpng")
+        return np.ascontiguousarray(np.atleast_3d(found)[..., order])
+
+    return _kept("png", (header.height, header.width, len(order)), np.dtype(f"u{data[24] // 8}"), load, header)
+
+
+def _read_npy(data: bytes) -> Kept:
+    array = npy_view(data)
+    odd = tuple[str, ...]()
+    if array.ndim == 3 and array.shape[0] < min(array.shape[1:]):
+        array, odd = array.transpose(1, 2, 0), (BANDS_FIRST,)
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        said = f"an array of the shape {array.shape}, expected (height, width) or (height, width, channels)"
+        raise ImageError("unsupported", said)
+    shape = (*array.shape, 1)[:3]
+    header = ImageHeader("npy", shape[1], shape[0], shape[2], False, odd=odd)
+    return _kept("npy", shape, array.dtype, lambda: array.reshape(shape), header)
+
+
+def _read_tiff(data: bytes) -> Kept | None:
+    try:
+        import tifffile
+    except ImportError as error:
+        raise MissingExtraError("tifffile", "bands") from error
+    try:
+        file = tifffile.TiffFile(io.BytesIO(data))
+        page: Any = file.pages[0]
+        several, depth = len(file.pages) > 1, page.imagedepth
+        (height, width), channels, dtype = (page.imagelength, page.imagewidth), page.samplesperpixel, page.dtype
+        tag, chunk = page.tags.get(274), int(np.prod(page.chunks, dtype=object))
+        spans, is_palette = [*zip(page.dataoffsets, page.databytecounts, strict=True)], page.photometric == _PALETTE
+    except Exception as error:  # it raises all kinds of errors
+        raise ImageError("unreadable", f"tifffile does not open the TIFF: {error}") from error
+    if is_palette or dtype is None or (dtype.itemsize == 1 and dtype.kind in "ub" and channels in (1, 3)):
+        return None  # the old way reads it, or says what is wrong with it
+    if depth != 1:
+        raise ImageError("unsupported", f"a TIFF of a volume, {depth} pixels deep")
+    if any(not count or start + count > len(data) for start, count in spans):
+        raise ImageError("truncated", "the TIFF ends before its last strip or tile, or leaves some out")
+    if chunk > _MOST_CHUNK_PIXELS and chunk > 2 * height * width * channels:
+        raise ImageError(
+            "too_large", f"a strip or tile of the TIFF has {chunk:,} values, but its image {height}x{width}"
+        )
+    turn = int(tag.value) if tag is not None and tag.value in range(1, 9) else 1
+    odd = (*(("exif",) if turn != 1 else ()), *(("animated",) if several else ()))
+
+    def load() -> Pixels:
+        try:
+            found: Pixels = page.asarray()
+        except MemoryError:
+            raise
+        except Exception as error:
+            if "imagecodecs" in str(error):
+                raise MissingExtraError(f"imagecodecs, for {page.compression.name} in a TIFF,", "bands") from error
+            raise ImageError("unreadable", f"tifffile does not decode the TIFF: {error}") from error
+        if "S" in page.axes:
+            found = np.moveaxis(found, page.axes.index("S"), -1)
+        return np.ascontiguousarray(found).reshape(height, width, channels)
+
+    header = ImageHeader("tiff", width, height, channels, False, turn, odd=odd)
+    return _kept("tiff", (height, width, channels), dtype, load, header)
+
+
+def _kept(kind: str, shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels], header: ImageHeader) -> Kept:
+    """Return the image if its numbers can be kept. Raises ImageError."""
+    name = np.dtype(dtype).newbyteorder("=").name
+    if name not in PIXEL_TYPES:
+        raise ImageError(
+            "unsupported", f"a {kind} of {name}. {', '.join(PIXEL_TYPES)} are kept: save it as one of these"
+        )
+    if not 1 <= shape[2] <= MOST_CHANNELS:
+        raise ImageError("unsupported", f"{shape[2]} channels: 1 to {MOST_CHANNELS} are kept")
+    if shape[0] * shape[1] > MAX_PIXELS or np.prod(shape, dtype=object) * np.dtype(name).itemsize >= _MOST_BYTES:
+        raise ImageError("too_large", f"{shape[1]}x{shape[0]} pixels of {shape[2]} channels of {name}")
+    return Kept(header, PixelFormat(name, shape[2]), lambda: np.asarray(load(), np.dtype(name)))

@@ -1,0 +1,43 @@
+"""The pixel format of images: the type of a value, and how many channels a pixel has. Told here once."""
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+PixelType = Literal["uint8", "uint16", "float32"]
+PIXEL_TYPES = ("uint8", "uint16", "float32")
+MOST_CHANNELS = 64
+
+
+class PixelFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Type and channels of all images of a column.
+
+    Attributes:
+        dtype: type of the values. Stored ones are little-endian.
+        channels: values of a pixel.
+    """
+
+    dtype: PixelType = "uint8"
+    channels: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANNELS)] = 3
+
+    def shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
+        """Return the shape of an image of this (height, width)."""
+        return (*size, self.channels)
+
+    def bytes_of(self, shape: tuple[int, ...] | None) -> int:
+        """Return the bytes of pixels of this shape, 0 without one."""
+        return math.prod(shape or (0,)) * np.dtype(self.dtype).itemsize
+
+    def of_bytes(self, data: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Return stored pixels as an array: a view, or a copy if they begin at an odd place."""
+        found = np.frombuffer(data, np.dtype(self.dtype).newbyteorder("<")).reshape(shape)
+        return np.require(found, self.dtype, "A")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of {self.channels} channel{'s' * (self.channels > 1)}"
+
+
+RGB8 = PixelFormat()
