@@ -33,6 +33,10 @@ def test_floats_are_those_of_the_formula(name, layout):
     np.testing.assert_array_equal(floats(IMAGES), whole.astype(ml_dtypes.bfloat16).astype(np.float32))
     grey = floats(IMAGES[..., :1], (0.5,), (0.25,), dtype=framework.float16)
     np.testing.assert_allclose(grey, ((IMAGES[..., :1] / 255 - 0.5) / 0.25).transpose(axes), atol=2e-3)
+    deep = np.concatenate([IMAGES.astype(np.uint16) * 257] * 3, 3)
+    mean, std = np.arange(9) * 5000.0 + 1, np.arange(9) + 90.0
+    found = floats(deep, mean.tolist(), std.tolist(), dtype=framework.float32)
+    np.testing.assert_allclose(found, ((deep - mean) / std).transpose(axes), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +49,8 @@ def test_floats_are_those_of_the_formula(name, layout):
         (None, {"layout": "CHW"}, "'CHW'"),
         (np.asarray, {}, "ndarray"),
         (lambda images: images[0], {}, r"\(12, 10, 3\)"),
-        (lambda images: images.astype(np.float32), {}, "float32 of 3"),
+        (lambda images: images.astype(np.float32), {}, "float32 have no usual"),
+        (lambda images: images.astype(np.int32), {}, "int32 of 3"),
     ],
 )
 @pytest.mark.uses("jax")

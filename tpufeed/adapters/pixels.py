@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tpufeed.errors import OptionError
+from tpufeed.images.pixel_format import PIXEL_TYPES, RGB8
 from tpufeed.options import checked
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -23,15 +24,16 @@ def to_device_float(
     dtype: Any = None,
     layout: Literal["NCHW", "NHWC"] | None = None,
 ) -> Any:
-    """Return uint8 NHWC images as normalised floats, on their device: only a quarter of float32's bytes cross to it.
+    """Return NHWC images as normalised floats, on their device: only a quarter of float32's bytes cross to it.
 
-    `(image / 255 - mean) / std`, computed in float32. In a jitted or traced step the compiler fuses this with what
-    reads the images. Sharded arrays stay sharded.
+    `(image / 255 - mean) / std` of uint8, and `(image - mean) / std` of uint16 and float32, computed in float32. In a
+    jitted or traced step the compiler fuses this with what reads the images. Sharded arrays stay sharded.
 
     Args:
-        images: uint8 of shape (batch, height, width, channels): a tensor of torch or TensorFlow, or an array of JAX.
-        mean: mean of each channel, for values in [0, 1].
-        std: standard deviation of each channel, for values in [0, 1].
+        images: of shape (batch, height, width, channels), as loaders give them: a tensor of torch or TensorFlow, or an
+            array of JAX.
+        mean: mean of each channel, of uint8 for values in [0, 1]. `tpufeed info --stats` prints it.
+        std: standard deviation of each channel, likewise.
         dtype: the framework's dtype of the result. By default its bfloat16.
         layout: layout of the result. By default what models expect: "NCHW" in torch, "NHWC" in the other frameworks.
 
@@ -53,12 +55,18 @@ def to_device_float(
     if len(images.shape) != 4:
         raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")
     channels = images.shape[3]
-    if not re.search(r"\buint8\b", str(images.dtype)) or not len(means) == len(stds) == channels:
+    found = re.search(rf"\b({'|'.join(PIXEL_TYPES)})\b", str(images.dtype))
+    if found is None or not len(means) == len(stds) == channels:
         raise OptionError(
-            f"images are uint8 with as many channels as mean ({len(means)}) and std ({len(stds)}) have values, not "
-            f"{images.dtype} of {channels}"
+            f"images are {', '.join(PIXEL_TYPES)} with as many channels as mean ({len(means)}) and std ({len(stds)}) "
+            f"have values, not {images.dtype} of {channels}"
         )
-    scale, shift = [1 / (255 * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
+    if found[1] != RGB8.dtype and (mean is IMAGENET_MEAN or std is IMAGENET_STD):
+        raise OptionError(
+            f"images of {found[1]} have no usual mean and std: give both (tpufeed info --stats prints them)"
+        )
+    top = 255 if found[1] == RGB8.dtype else 1
+    scale, shift = [1 / (top * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]
     arrays = importlib.import_module(f"tpufeed.adapters.{_FOLDERS[framework]}.arrays").ARRAYS
     floats = arrays.floats(images) * arrays.row(scale, images) + arrays.row(shift, images)
     try:

@@ -31,6 +31,13 @@ def info_command(
     versions: Annotated[
         bool, typer.Option("--versions", help="List the versions of a dataset that has grown.")
     ] = False,
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats", help="Read all images of a split, and give mean, deviation and percentiles by channel."
+        ),
+    ] = False,
+    split: Annotated[str, typer.Option(metavar="NAME", help="The split of --stats.")] = "train",
     as_json: flags.AsJson = False,
 ) -> None:
     """Say what a dataset holds.
@@ -38,6 +45,7 @@ def info_command(
     Examples:
       tpufeed info flowers
       tpufeed info flowers --versions
+      tpufeed info flowers --stats
       tpufeed info flowers --select fold=0/5 --json
     """
     if versions and select:
@@ -45,6 +53,9 @@ def info_command(
     dataset = flags.open_selected(url, version, select)
     if versions:
         _print_versions(dataset, as_json)
+        return
+    if stats:
+        _print_stats(dataset, split, as_json)
         return
     facts = facts_of(dataset)
     if as_json:
@@ -55,6 +66,32 @@ def info_command(
         _print_classes(facts)
     for line in iter_lines(facts):
         echo(line)
+
+
+def _print_stats(dataset: "Dataset", split: str, as_json: bool) -> None:
+    """Print the statistics of each channel, and the call that normalises by them."""
+    from dataclasses import asdict
+
+    from tpufeed.images.pixel_format import RGB8
+    from tpufeed.measure.pixel_stats import PERCENTILES, measure_pixels
+
+    found = measure_pixels(dataset, split)
+    if as_json:
+        print_json({"split": split, "pixels": str(dataset.manifest.pixels), "channels": list(map(asdict, found))})
+        return
+    rows = [
+        (str(channel), *(f"{each:,.6g}" for each in (of.mean, of.deviation, *of.percentiles.values())))
+        for channel, of in enumerate(found)
+    ]
+    columns = ("channel", "mean", "deviation", *("least", *(f"{each} %" for each in PERCENTILES[1:-1]), "most"))
+    print_table(f"{_printable(dataset.url)}, {split}: {dataset.manifest.pixels}", columns, rows)
+    top = 255 if dataset.manifest.pixels.dtype == RGB8.dtype else 1
+    mean, std = (
+        [float(f"{each / top:.6g}") for each in of] for of in zip(*((c.mean, c.deviation) for c in found), strict=True)
+    )
+    echo(f"to normalise: to_device_float(images, mean={mean}, std={std})")
+    if dropped := sum(of.not_finite for of in found):
+        echo(f"left out: {dropped:,} values that are NaN or infinite")
 
 
 def _print_versions(dataset: "Dataset", as_json: bool) -> None:
@@ -112,6 +149,8 @@ def facts_of(dataset: "Dataset") -> dict[str, Any]:
         "sizes": {**msgspec.to_builtins(manifest.sizes), "text": str(manifest.sizes)} if manifest.sizes else None,
         "listed": manifest.listed,
         "understood": list(manifest.listed.iter_lines(manifest.sizes, manifest.odd)),
+        "pixels": str(manifest.pixels),
+        "levels": list(manifest.levels or ()),
         "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,
         "cache": None if manifest.cache is None else cache | {"source": manifest.options.get("source")},
         "content_digest": dataset.content_digest,
@@ -153,6 +192,10 @@ def iter_lines(facts: dict[str, Any]) -> Iterator[str]:
     if facts["data_url"] is not None:
         yield f"shards are at: {facts['data_url']}"
     yield f"images: {format_counts(facts['images'])}"
+    if facts["levels"]:
+        least, most = facts["levels"]
+        bits = f" ({int(most).bit_length()} bits)" if facts["pixels"].startswith("uint16") else ""
+        yield f"pixels: {facts['pixels']}, {least:,.6g} to {most:,.6g}{bits}"
     yield from facts["understood"]
     for warning in facts["listed"].warnings:
         yield f"said at the build: {warning}"

@@ -24,8 +24,10 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.sample import Sample
 from tpufeed.dataset.schema import FILENAME, LABEL, FeatureSpec
 from tpufeed.errors import ImageError, OptionError, RecordError
+from tpufeed.images.decoding import Pixels
 from tpufeed.images.geometry import Geometry
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.protocols import Window
 from tpufeed.measure.files import check_output, write_file
 from tpufeed.measure.sampling import Place, default_split, draw_evenly, iter_payloads
@@ -36,6 +38,8 @@ from tpufeed.tfrecord.example import Feature, decode_arrays
 # Format and longest side in pixels, by the ending of the sheet's name.
 _FORMATS = {".png": ("PNG", 1 << 20), ".jpg": ("JPEG", 65535), ".jpeg": ("JPEG", 65535), ".webp": ("WEBP", 16383)}
 _MOST_PIXELS = 300_000_000
+
+_STRETCHED = (2, 98)  # percentiles
 
 _GAP_PX, _TITLE_PX, _LABEL_PX, _NAME_PX = 8, 26, 15, 13
 _TITLE_FONT_PX, _LABEL_FONT_PX, _NAME_FONT_PX = 14, 12, 10
@@ -107,6 +111,8 @@ def make_contact_sheet(
         stored = "raw " + "x".join(map(str, manifest.tensor_shape))
     else:
         stored = ", ".join(dict.fromkeys(name.partition(",")[0] for name in manifest.images)) or "encoded"
+    if manifest.pixels != RGB8:
+        stored = f"{manifest.pixels}, channels 0 to 2 from the {_STRETCHED[0]}nd to the {_STRETCHED[1]}th percentile"
     number = format_count(dataset.split(split).records, "sample")
     title = f"{dataset.label}   {split}: {len(places)} of {number}   {stored}"
     _write(draw, (_GAP_PX, 5), title, _TITLE_FONT_PX, width - 2 * _GAP_PX, _INK)
@@ -181,10 +187,10 @@ def _read_tile(
         if feature is not None and len(feature.values) and isinstance(feature.values[0], memoryview):
             name = str(feature.values[0], "utf-8", "replace")
         data, shape = reader.layout.decode(payload)[0], manifest.tensor_shape
-        if shape is not None and len(data) != math.prod(shape):
-            raise RecordError(f"the image has {len(data)} bytes, but a tensor of {shape} takes {math.prod(shape)}")
-        pixels = Pipeline((), seed=0, upright=manifest.upright).run_stored(data, shape, ())
-        image = Image.fromarray(np.ascontiguousarray(pixels))
+        if shape is not None and len(data) != (size := manifest.pixels.bytes_of(shape)):
+            raise RecordError(f"the image has {len(data)} bytes, but a tensor of {shape} takes {size}")
+        pixels = Pipeline((), seed=0, upright=manifest.upright, pixels=manifest.pixels).run_stored(data, shape, ())
+        image = Image.fromarray(np.ascontiguousarray(_stretch(pixels) if manifest.pixels != RGB8 else pixels))
         stored = image.height, image.width
         scale = size_px / max(image.size)
         if scale >= 2:  # show a tiny image with visible pixels
@@ -194,6 +200,14 @@ def _read_tile(
     except (ImageError, RecordError) as error:
         return label, name, f"{reader.place(*place)}: {error}"
     return label, name, image
+
+
+def _stretch(pixels: Pixels) -> Pixels:
+    """Return the first channels as RGB, or the only one as grey: each from its 2nd to its 98th percentile."""
+    shown = np.nan_to_num(pixels[..., :3] if pixels.shape[2] > 2 else pixels[..., :1].repeat(3, 2).astype(np.float64))
+    low, high = np.percentile(shown, _STRETCHED, (0, 1))
+    levels: Pixels = (255 * np.clip((shown - low) / np.maximum(high - low, 1e-9), 0, 1)).astype(np.uint8)
+    return levels
 
 
 def _labels_of(dataset: Dataset, features: Mapping[str, Feature]) -> Iterator[int | str]:

@@ -1,0 +1,60 @@
+"""Statistics of pixels: those of numpy over all values at once."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import tpufeed
+from tpufeed.cli.app import app
+from tpufeed.measure.contact_sheet import make_contact_sheet
+from tpufeed.measure.pixel_stats import PERCENTILES, measure_pixels
+
+KEEP = tpufeed.Images(pixels="keep", nan="keep")
+
+
+def arrays_of(dtype, channels):
+    rng = np.random.default_rng(5)
+    for number in range(7):
+        values = rng.normal(1000, 300, (12 + number, 9, channels))
+        if dtype == "float32":
+            values = (values - 900) * 1e-3
+        yield np.clip(values, 0 if dtype != "float32" else -9, 65535).astype(dtype)
+
+
+@pytest.fixture(params=[("uint16", 3), ("float32", 2)], ids=str)
+def made(request, tmp_path):
+    arrays = list(arrays_of(*request.param))
+    (tmp_path / "raw").mkdir()
+    if request.param[0] == "float32":
+        arrays[0][0, 0] = np.nan, -np.inf
+    for number, array in enumerate(arrays):
+        np.save(tmp_path / "raw" / f"{number}.npy", array)
+    tpufeed.shard(tmp_path / "raw", tmp_path / "set", images=KEEP, label="none", workers=1, progress=False)
+    return tmp_path / "set", np.concatenate([array.reshape(-1, array.shape[2]) for array in arrays])
+
+
+def test_statistics_are_numpys(made):
+    url, values = made
+    for channel, found in enumerate(measure_pixels(tpufeed.open_dataset(url), "train")):
+        own = values[:, channel]
+        own = own[np.isfinite(own)]
+        assert found.not_finite == len(values) - len(own)
+        assert np.isclose(found.mean, own.mean(dtype=np.float64), rtol=1e-12)
+        assert np.isclose(found.deviation, own.std(dtype=np.float64), rtol=1e-12)
+        assert found.percentiles == {p: float(np.percentile(own, p, method="lower")) for p in PERCENTILES}
+
+
+def test_info_prints_them_and_the_call(made):
+    url, _ = made
+    text = CliRunner().invoke(app, ["info", str(url), "--stats"]).stdout
+    assert "to_device_float(images, mean=[" in text
+    facts = json.loads(CliRunner().invoke(app, ["info", str(url), "--stats", "--json"]).stdout)
+    assert len(facts["channels"]) == made[1].shape[1]
+
+
+def test_sheet_is_stretched(made):
+    sheet = make_contact_sheet(tpufeed.open_dataset(made[0]), count=4)
+    assert not sheet.problems
+    assert np.asarray(sheet.image)[30:60].std() > 20
