@@ -14,7 +14,7 @@ from tpufeed.images import CenterCrop, RandomResizedCrop, Resize
 from tpufeed.images.decoding import decode, image_size
 from tpufeed.images.header import read_jpeg_header
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.policy import Images, load_image, store_image
+from tpufeed.images.policy import Images, store_image
 
 POLICIES = {
     "default": Images(),
@@ -28,7 +28,6 @@ READERS = {
     "eighth": lambda data: decode(data, 8),
     "upright": decode_upright,
     "resize": lambda data: Pipeline([Resize(32)], 0).run_stored(memoryview(data), None, [()]),
-    "load": lambda data: load_image(data, Images()),
 } | {name: lambda data, policy=policy: store_image(data, policy) for name, policy in POLICIES.items()}
 
 
@@ -83,7 +82,7 @@ def test_a_lossless_jpeg_is_never_decoded_at_a_reduced_size(components):
     cut = lossless(120, 900, components, share=0.5)
     for name, read in READERS.items():
         with pytest.raises(ImageError) as caught:
-            read(cut) if name != "load" else decode(read(cut)[0])
+            read(cut)
         assert caught.value.reason in ("truncated", "unreadable"), name
 
 
@@ -119,7 +118,7 @@ UNSUPPORTED = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_what_no_decoder_gives_pixels_of_is_rejected_with_its_cause(name):
     for reader, read in READERS.items():
-        if reader == "load" or (name == "lossless in YCbCr" and reader == "header"):
+        if name == "lossless in YCbCr" and reader == "header":
             continue
         with pytest.raises(ImageError) as caught:
             read(UNSUPPORTED[name])

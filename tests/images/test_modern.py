@@ -21,7 +21,7 @@ from tpufeed.images import policy as policy_module
 from tpufeed.images.decoding import decode, image_size
 from tpufeed.images.header import format_of_name, read_header, sniff
 from tpufeed.images.mending import orientation_of
-from tpufeed.images.policy import Images, load_image, store_image
+from tpufeed.images.policy import Images, store_image
 
 pytest.importorskip("PIL._avif")
 pytestmark = pytest.mark.uses("pillow_heif", "pillow_jxl")
@@ -115,9 +115,6 @@ def test_each_kind_is_read_and_becomes_a_jpeg_with_the_pixels_of_its_decoder(fil
             assert (stored.format, stored.kept, stored.odd) == ("jpeg", False, header.odd), kind
         exact = store_image(data, Images(encode="png"))
         assert exact.channels == (1 if "greyscale" in odd else 3)
-        np.testing.assert_array_equal(
-            load_image(data, Images())[0][..., 0], pixels_of(exact).reshape(99, 150, -1)[..., 0]
-        )
         if not odd or odd == "animated":
             assert np.abs(pixels_of(exact).astype(int) - np.asarray(cat)).mean() < 4, kind
             np.testing.assert_array_equal(decode(data), pixels_of(exact))

@@ -198,7 +198,9 @@ def store_image(data: bytes, policy: Images, name: str = "", pixels: PixelFormat
     try:
         return _store(data, policy, name)
     except ImageError as error:
-        image = _store(_mend(data, policy, error), policy, name)
+        if policy.damaged == "reject":
+            raise
+        image = _store(mend(data, error), policy, name)
         if image.kept and policy.encode == "exact":
             return replace(image, data=data, odd=(*image.odd, "damaged"))
         return replace(image, kept=False, mended=image.kept, odd=(*image.odd, "damaged"))
@@ -359,39 +361,6 @@ def stored_geometry(image: StoredImage, policy: Images, turn: int = 1) -> Geomet
         side = min(height, width)
         top, left, height, width = (height - side) // 2, (width - side) // 2, side, side
     return geometry.window(Window(top, left, height, width, image.height, image.width))
-
-
-def load_image(data: bytes, policy: Images, name: str = "") -> tuple[bytes | Pixels, tuple[str, ...]]:
-    """Return the image of a file for ops to run over, and the odd cases that were met.
-
-    An image without odd cases stays the file's own bytes. `decode` decodes them to upright RGB. Any other becomes
-    uint8 RGB pixels of shape (height, width, 3) as `policy` wants them. Nothing is presized or encoded.
-
-    Raises:
-        ImageError: with its reason code. The bytes that are returned may still fail to decode.
-    """
-    try:
-        return _load(data, policy, name)
-    except ImageError as error:
-        image, odd = _load(_mend(data, policy, error), policy, name)
-        return image, (*odd, "damaged")
-
-
-def _mend(data: bytes, policy: Images, error: ImageError) -> bytes:
-    if policy.damaged == "reject":
-        raise error
-    return mend(data, error)
-
-
-def _load(data: bytes, policy: Images, name: str) -> tuple[bytes | Pixels, tuple[str, ...]]:
-    header, odd = _read(data, policy, name)
-    if header.plain and (header.orientation == 1 or policy.exif == "ignore"):
-        return data, odd
-    orientation = header.orientation if policy.exif == "apply" else 1
-    backdrop = 0 if policy.alpha == "black" else 255
-    pixels = turn(decode_stored(data, header, 1, backdrop, policy.deep_bits), orientation)
-    odd = _tell_bits(pixels, header, odd, policy)
-    return pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels, odd
 
 
 def _read(data: bytes, policy: Images, name: str) -> tuple[ImageHeader, tuple[str, ...]]:
