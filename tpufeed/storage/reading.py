@@ -62,16 +62,14 @@ def read_certain(store: Store, name: str, version: str = "") -> bytes:
     return settle(f"{store.url}/{name}", lambda: store.read_document(name, version), identity=lambda data: data)
 
 
-def read_by_threads(
-    store: Store, spans: Iterable[Span], at_once: int = AT_ONCE
-) -> Generator[bytes | StoreError, None, None]:
-    """Read spans as `Store.read_many` does, by `at_once` threads."""
-    with ThreadPoolExecutor(at_once, "tpufeed-read") as executor:
+def read_by_threads(store: Store, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
+    """Read spans as `Store.read_many` does, by `AT_ONCE` threads."""
+    with ThreadPoolExecutor(AT_ONCE, "tpufeed-read") as executor:
         waiting = deque[Future[bytes | StoreError]]()
         try:
             for span in spans:
                 waiting.append(executor.submit(read_span, store, span))
-                if len(waiting) >= 2 * at_once:  # a slow one at the head then does not stop the others at once
+                if len(waiting) >= 2 * AT_ONCE:  # a slow one at the head then does not stop the others at once
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
