@@ -146,14 +146,13 @@ class Index:
                 with suppress(ShardError):  # it is damaged in its store: the parts that are read will tell
                     return self._copies.open(self.to_copy())
             return None
-        advice = f"Run: {advised('verify', self._store.url)}"
         try:
             file = self._store.open_local(self._variant.index.name)
             assert file is not None, "it has a local path"
             with file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (FileNotFoundError, ValueError) as error:
-            raise ShardError(f"{self._where}: {error}. {advice}") from error
+            raise ShardError(f"{self._where}: {error}. Run: {advised('verify', self._store.url)}") from error
         except StoreError:
             raise
         except OSError as error:  # says nothing about its bytes
@@ -161,7 +160,8 @@ class Index:
         offsets = max(0, len(mapped) - self._header_bytes) / ITEM_BYTES
         if offsets != self._starts[-1]:
             raise ShardError(
-                f"{self._where} has {offsets:.12g} offsets, but the manifest needs {self._starts[-1]}. {advice}"
+                f"{self._where} has {offsets:.12g} offsets, but the manifest needs {self._starts[-1]}. "
+                f"Run: {advised('verify', self._store.url)}"
             )
         return mapped
 
