@@ -282,6 +282,16 @@ def test_batches_without_images_decode_none(dataset_url, damage):
         list(tpufeed.Loader(damaged.url, **given).to_tf(direct=True))
 
 
+def test_unlabelled_samples_have_their_label(tmp_path):
+    for name in ("a/1", "b/2", "3"):
+        path = tmp_path / f"src/{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
+    tpufeed.shard(tmp_path / "src", tmp_path / "d", unlabelled="keep", workers=1)
+    (labels,) = tpufeed.Loader(tmp_path / "d", batch_size=3, columns=["label"]).to_tf(direct=True)
+    assert sorted(labels.numpy().tolist()) == [-1, 0, 1]
+
+
 # States, leaving
 
 

@@ -91,6 +91,7 @@ class DirectGraph:
             )
         labels = (field.columns[0].name for field in self._columns if field.spec.name == LABEL)
         self._label, self._classes = next(labels, None), len(manifest.class_names)
+        self._least = -manifest.has_unlabelled
         self._mask = stream.columns.mask
         self._dealt = sharding in ("dynamic", "file")
         self._world = World() if self._dealt else stream.world
@@ -301,7 +302,7 @@ class DirectGraph:
         """Return for each row whether its label is a class of the dataset. True without labels, or names of classes."""
         if self._label is None or not self._classes:
             return True
-        return (found[self._label] >= 0) & (found[self._label] < self._classes)
+        return (found[self._label] >= self._least) & (found[self._label] < self._classes)
 
     # Batches
 
