@@ -71,7 +71,7 @@ def test_jpegs_become_dct_images_without_loss_and_all_else_stays(folder, dataset
     assert manifest.markers.rewritten == 5
     assert manifest.markers.unmarked == {"colours other than YCbCr": 1, "neither 4:2:0, 4:2:2, 4:4:4 nor grey": 1}
     said = CliRunner().invoke(app, ["info", str(datasets[1])]).stdout
-    assert "DCT images: made of 5 JPEGs, +0." in said
+    assert "DCT images: 5 JPEGs kept without loss, +0." in said
     assert "JPEGs stay as they are: 1 colours other" in said
 
 

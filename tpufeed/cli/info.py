@@ -176,7 +176,7 @@ def _markers_line(rewritten: int, added: int, unmarked: dict[str, int], is_dct: 
     refused = format_counts(unmarked) if unmarked else ""
     if is_dct:
         stay = f"; JPEGs stay as they are: {refused}" if refused else ""
-        return f"DCT images: made of {rewritten:,} JPEGs, {added / 1e6:+,.2f} MB{stay}"
+        return f"DCT images: {rewritten:,} JPEGs kept without loss, {added / 1e6:+z,.2f} MB{stay}"
     none = f"; none in {refused}" if refused else ""
     return f"restart markers: added to {rewritten:,} JPEGs, {added / 1e6:,.2f} MB{none}"
 

@@ -67,7 +67,7 @@ def find_source(url: str, options: ShardOptions) -> Source:
         kind = TextsSource
     if options.masks is not None and kind is not FolderSource:
         with_boxes = kind in (CocoSource, YoloSource, VocSource)
-        way = "" if with_boxes else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars"
+        way = "" if with_boxes else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars and --texts"
         raise OptionError(f"masks names a folder parallel to a folder of images, which {url} is not{way}")
     if options.class_level != 1 and kind is not FolderSource:
         raise OptionError(f"class_level is for class folders, which {url} is not. Leave it out")

@@ -228,7 +228,7 @@ def _read_columns(parts: dict[str, Part], where: str, found: Found) -> dict[str,
             text = data.decode("utf-8-sig").strip()
             values = json.loads(text) if name == "json" else {name: text}
         except (ValueError, RecursionError) as error:
-            raise SourceError(f"{where}: its .{name} is not readable: {error}. Save it again, in UTF-8") from error
+            raise SourceError(f"{where}: its .{name} is not readable: {error}. Correct it, in UTF-8") from error
         if not isinstance(values, dict):
             raise SourceError(f'{where}: its .json does not hold an object, like {{"caption": "a red bus"}}')
         for column in columns.keys() & values.keys():
