@@ -39,6 +39,7 @@ static uint8_t MASKED[64], ORDER[64];     /* the bit of each zigzag place, and t
 static uint8_t PIXELS[3][3][16];          /* which of 8 even and then 8 odd values of a colour RGB bytes of 16 pixels have */
 
 static void fill_orders(void) {
+    if (BITS[255]) return; /* at a second import other threads may read the tables */
     for (int mask = 0; mask < 256; mask++) {
         BITS[mask] = 0;
         memset(GATHER[mask], 0x80, 8);
@@ -105,7 +106,7 @@ static void lay_out(Packed *packed, int sampling, int height, int width) {
 
 static Reason read_head(Packed *packed, const uint8_t *data) {
     int height = (int)read16_little(data + 8), width = (int)read16_little(data + 10);
-    if (data[4] > WIDE || !height || !width || memchr(data + 12, 0, 128)) return BROKEN_HEADER;
+    if (data[4] > WIDE || data[5] || data[6] || data[7] || !height || !width || memchr(data + 12, 0, 128)) return BROKEN_HEADER;
     lay_out(packed, data[4], height, width);
     packed->tables = data + 12;
     packed->step = step_of(packed->tables);
