@@ -52,13 +52,8 @@ scripts.main()
 
 
 def lines(skipped: str, page: str = PAGE) -> Iterator[str]:
-    """Yield what the page has one type and save, but for the lines of commands in which the pattern occurs."""
-    for before, language, block in re.findall(r"([^`]*(?:`[^`]+`[^`]*)*)```(\w+)\n(.*?)```", page, re.DOTALL):
-        if language == "python":
-            (name,) = re.findall(r"Save this \w+ as `(\S+)`", before)
-            yield f"cat > {name} <<'END'\n{block}END\n"
-            continue
-        assert language == "bash"
+    """Yield what the page has one type, but for the lines in which the pattern occurs."""
+    for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL):
         for line in block.splitlines():
             if not re.search(skipped, line):
                 yield functools.reduce(lambda text, pair: text.replace(*pair), HERE.items(), f"{line}\n")
@@ -83,9 +78,10 @@ class Machine:
         self.environment = {"PATH": f"{folder}/bin:/usr/bin:/bin", "HOME": str(self.home), "VM": json.dumps(vm)}
 
     def bring(self, photos: int) -> None:
-        """Put the wheel and photographs into the folder that one works in."""
+        """Put the wheel, the training and photographs into the folder that one works in."""
         (wheel,) = self.wheels.glob("*.whl")
         shutil.copy(wheel, self.home)
+        shutil.copy(ROOT / "examples/tpu_vm/train.py", self.home)
         make_photos(self.home, photos, "160x120")
 
     def type(self, text: str) -> str:
@@ -130,7 +126,7 @@ def test_from_the_first_line_to_the_last(machine: Machine) -> None:
 def test_a_queued_vm(machine: Machine) -> None:
     make_photos(machine.home, 5, "32x24")
     others = r"tpu-vm (create|delete|ssh|scp) |^exit$|^source |^tpufeed "
-    text = "".join(line for line in lines(others) if not line.startswith("cat "))
+    text = "".join(lines(others))
     reached = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="pwd"\n'
     first, last, rest = text.partition("gcloud storage rm")
     printed = machine.type(first + reached + last + rest)
