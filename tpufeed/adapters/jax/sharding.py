@@ -33,7 +33,7 @@ RunOps: TypeAlias = Callable[[BatchOps, Mapping[str, Any]], dict[str, jax.Array]
 
 # Images that device ops follow travel as rows, (batch, height, width * channels). A TPU keeps rows as numpy does, but
 # pixels in another order, so the host would have to transpose them. The device takes 128 images of 256x256 apart in
-# its own memory, by the TPU's compiler. False sends pixels. `scripts/check-tpu` says which is faster.
+# its own memory, by the compilers of v4 and v5e. False sends pixels. `scripts/check-tpu` says which is faster.
 SENDS_ROWS = True
 _SLICE_SECONDS = 1.0  # of waiting at a time, as nothing interrupts the client's own waiting
 _LATE = "DEADLINE_EXCEEDED"
