@@ -7,8 +7,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -183,9 +181,10 @@ def once(shared: Path) -> Callable[..., Path]:
 
 def make_photos(folder: Path, count: int, size: str = "160x120", classes: int = 3) -> None:
     """Photographs in folders of their classes."""
-    command = [sys.executable, Path(__file__).parents[1] / "scripts/make_photos.py", folder]
-    options = ["--count", count, "--size", size, "--classes", classes]
-    subprocess.run(list(map(str, [*command, *options])), check=True, capture_output=True)
+    from scripts import make_photos as script  # here, as it imports OpenCV
+
+    width, height = map(int, size.split("x"))
+    script.make_photos(folder, count, (height, width), classes=classes)
 
 
 @pytest.fixture(scope="session")

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import make_photos
 from tests.frameworks import lazy
 
 nbformat, NotebookClient = lazy("nbformat"), lazy("nbclient:NotebookClient")
 
-ROOT = Path(__file__).parents[2]
 BUILD = "import tpufeed; tpufeed.shard('photos', 'd', shard_bytes='100KB', workers=1{more})"
 VERIFY = "import tpufeed; tpufeed.verify('d'{more})"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(once, tmp_path):
     """A folder with photographs, to run in."""
-    command = [sys.executable, ROOT / "scripts/make_photos.py", tmp_path / "photos", "--count", 60, "--size", "160x120"]
-    subprocess.run([*map(str, command), "--classes", "3"], check=True, capture_output=True)
+    (tmp_path / "photos").symlink_to(once(make_photos, 60))
     return tmp_path
 
 

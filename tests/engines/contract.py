@@ -3,8 +3,6 @@
 Tasks are those of `engine_tasks`, by their full name, so that workers need only the repository on their path.
 """
 
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.conftest import make_photos
 from tpufeed import cache
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.engine import Done, Job, Progress
@@ -91,8 +90,7 @@ class Built:
 def build_serially(folder):
     """Make what the fixture `built` returns."""
     photos, dataset, warm = folder / "photos", folder / "dataset", folder / "cache"
-    command = [sys.executable, ROOT / "scripts/make_photos.py", photos, "--count", "40", "--size", "96x72"]
-    subprocess.run([*map(str, command), "--classes", "2"], check=True, capture_output=True)
+    make_photos(photos, 40, "96x72", 2)
     for photo in sorted(photos.rglob("*.jpg"))[7:9]:
         photo.write_bytes(photo.read_bytes()[:2000])
     tpufeed.shard(photos, dataset, engine=SerialEngine(), **SHARD)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests import lean
+from tests import conftest, lean
 from tpufeed.cli.app import app
 
 ROOT = Path(__file__).parents[3]
@@ -133,5 +133,4 @@ def run_here(lines: list[str], folder: Path) -> None:
 
 
 def make_photos(folder: Path, count: int, size: str) -> None:
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder / "photos", "--count", count, "--size", size]
-    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+    conftest.make_photos(folder / "photos", count, size, classes=5)

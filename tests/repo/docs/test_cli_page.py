@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.conftest import make_photos
 from tests.repo.docs.pages import commands, ran, run
 from tpufeed.cli.app import app
 
@@ -68,8 +67,7 @@ def test_every_command_has_two_or_three_examples_that_parse():
 
 
 def test_the_cheap_examples_run(tmp_path, monkeypatch):
-    command = [sys.executable, ROOT / "scripts/make_photos.py", "photos", "--count", "12", "--size", "64x48"]
-    subprocess.run([*map(str, command), "--classes", "2"], check=True, capture_output=True, cwd=tmp_path)
+    make_photos(tmp_path / "photos", 12, "64x48", 2)
     monkeypatch.chdir(tmp_path)
     rows = [f"{path},{path.parent.name}" for path in sorted(Path("photos").glob("*/*.jpg"))]
     Path("flowers.csv").write_text("\n".join(["path,species", *rows]))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.conftest import make_photos
 from tests.quick_xla import COMPILE_ONCE, QUICK
 from tests.repo.docs.pages import commands, ran
 from tpufeed import cache
@@ -53,8 +54,7 @@ class Flowers:
 @pytest.fixture(scope="session")
 def flowers(tmp_path_factory: pytest.TempPathFactory) -> Flowers:
     folder = tmp_path_factory.mktemp("examples")
-    command = [sys.executable, ROOT / "scripts/make_photos.py", folder / "photos", "--count", PHOTOS]
-    subprocess.run([*map(str, command), "--size", "160x120"], check=True, capture_output=True)
+    make_photos(folder / "photos", PHOTOS, classes=5)
     tpufeed.shard(folder / "photos", folder / "flowers", shard_bytes="200KB", splits="train=0.8,val=0.2", workers=1)
     cache.warmup(folder / "flowers", folder / "flowers-64", size=SIDE, variants=2, shard_bytes="300KB", workers=1)
     cache.warmup(folder / "flowers", folder / "flowers-72", ops=[Resize(72), CenterCrop(72)], workers=1)
