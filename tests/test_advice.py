@@ -40,7 +40,7 @@ def commands_of(group, prefix=""):
 
 COMMANDS = dict(commands_of(get_command(app)))
 FLAGS = {option for command in COMMANDS.values() for each in command.params for option in each.opts}
-SOURCES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
 
 
 def texts_of(tree):
@@ -64,7 +64,13 @@ def advised_in(tree):
             yield verb, (*words[:-1], "--op", "Resize(9)", "--op", "CenterCrop(9)") if ops else tuple(words)
 
 
-ADVISED = sorted({each for tree in SOURCES.values() for each in advised_in(tree)})
+# Few are parsed here: each process does so, when it collects the tests.
+ADVISED = sorted({each for text in SOURCES.values() if "advised(" in text for each in advised_in(ast.parse(text))})
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return {name: ast.parse(text) for name, text in SOURCES.items()}
 
 
 @pytest.fixture
@@ -96,28 +102,28 @@ def test_an_advised_command_runs(verb, words, place, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
-def test_no_command_is_written_by_hand():
+def test_no_command_is_written_by_hand(trees):
     written = re.compile(rf"tpufeed (?:{'|'.join(COMMANDS)}) (?:{re.escape(FILLED)}|[A-Z]{{2}}|['\"/]|--)")
     own = "measure/alternatives.py"
-    found = [(name, text) for name, tree in SOURCES.items() for text in texts_of(tree) if written.search(text)]
+    found = [(name, text) for name, tree in trees.items() for text in texts_of(tree) if written.search(text)]
     assert [each for each in found if each[0] != own and not each[0].startswith("cli/")] == []
 
 
-def test_options_that_messages_name_exist():
+def test_options_that_messages_name_exist(trees):
     flags = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-    named = {(flag, name) for name, tree in SOURCES.items() for text in texts_of(tree) for flag in flags.findall(text)}
+    named = {(flag, name) for name, tree in trees.items() for text in texts_of(tree) for flag in flags.findall(text)}
     assert {each for each in named if each[0] not in FLAGS and not FOREIGN.fullmatch(each[0])} == set()
 
 
-def test_keywords_that_messages_name_exist():
+def test_keywords_that_messages_name_exist(trees):
     known = {"auto_scale_loss", "ignore_data_skip", "minibatch", "row_group_size", "multiprocessing_context", "style"}
-    for node in itertools.chain.from_iterable(map(ast.walk, SOURCES.values())):
+    for node in itertools.chain.from_iterable(map(ast.walk, trees.values())):
         if isinstance(node, ast.arg):
             known.add(node.arg)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             known.add(node.target.id)
     written = re.compile(r"(?<![\w?&;{.-])([a-z_]{3,})=(?=[\[('\"\w{])")
-    texts = ((name, text) for name, tree in SOURCES.items() for text in texts_of(tree))
+    texts = ((name, text) for name, tree in trees.items() for text in texts_of(tree))
     texts = (
         (name, text) for name, text in texts if " " in text and not re.search(r"PRAGMA|charset|boundary|<svg", text)
     )
