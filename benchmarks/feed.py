@@ -1,8 +1,9 @@
 """How fast loaders hand over batches of 128 uint8 224x224 images: tpufeed beside its peers and beside decoding alone.
 
 Each measurement is a process of its own, warmed up and then timed over `--seconds`; loaders take turns, `--repeats`
-rounds; medians, and ratios of medians, in one run. The page cache is warm. `scripts/setup-peers` installs the peers;
-one that is not there, or fails, has a row that says why. `peers/__init__.py` says what a loader's file has.
+rounds; medians, and ratios of medians, in one run. CPU time an image is that of all its processes: it says more than
+rates on a busy host. The page cache is warm. `scripts/setup-peers` installs the peers; one that is not there, or fails,
+has a row that says why. `peers/__init__.py` says what a loader's file has.
 
     python benchmarks/run.py feed [--photos 4000] [--repeats 5] [--work FOLDER] [--only WORK] [--loaders "NAME;..."]
 
@@ -38,6 +39,8 @@ WORK = {
 LOADERS = {
     "decoding alone": "decoding",
     "tpufeed.Loader": "ours:numpy",
+    "tpufeed.Loader, DCT images": "ours:numpy:dct",
+    "tpufeed.Loader, DCT images, device_ops": "ours:numpy:device",
     "tpufeed.Loader.to_torch": "ours:to_torch",
     "tpufeed.Loader.to_tf": "ours:to_tf",
     "tpufeed.Loader.to_tf, direct": "ours:to_tf:direct",
@@ -60,6 +63,8 @@ LOADERS = {
 }
 ENCODED = ("jpeg", "small", "presized")
 WORK_OF = {
+    "tpufeed.Loader, DCT images": ENCODED,
+    "tpufeed.Loader, DCT images, device_ops": ("presized",),
     "tf.data, parsed by batches": ("raw",),
     "torch DataLoader + PIL": ENCODED,
     "torch DataLoader + simplejpeg": ENCODED,
@@ -95,19 +100,22 @@ def measure(source: Any, names: list[str], options: argparse.Namespace) -> dict[
     # Before the rounds each makes its own format and shows a batch.
     found = {name: run(LOADERS.get(name, name), source, 0.0) for name in taking}
 
+    cpu: dict[str, list[float | None]] = {name: [] for name in taking}
+
     def measure_once(name: str) -> float | None:
         if "why_not" in found[name]:
             return None
         found[name] = run(LOADERS.get(name, name), source, options.seconds)
         rate: float | None = found[name].pop("images_per_second", None)
+        cpu[name].append(found[name].pop("cpu_us_per_image", None))
         return rate
 
     with spinning(options.beside):
         rounds = interleave({name: partial(measure_once, name) for name in taking}, options.repeats, warm_up=0)
-    return {
-        name: found[name] if "why_not" in found[name] else {**found[name], "images_per_second": rates}
-        for name, rates in rounds.items()
-    }
+    for name, rates in rounds.items():
+        if "why_not" not in found[name]:
+            found[name] |= {"images_per_second": rates, "cpu_us_per_image": cpu[name]}
+    return found
 
 
 @contextmanager
@@ -185,6 +193,7 @@ def report(found: dict[str, dict[str, dict[str, Any]]], save: str | None, beside
             "img/s",
             "lowest",
             "highest",
+            "CPU us",
             "to the best peer",
             "to tf.data",
             "to decoding alone",
@@ -223,8 +232,9 @@ def row(name: str, figures: dict[str, Any], work: dict[str, Any]) -> list[str]:
     from benchmarks.harness import figure
 
     if "why_not" in figures:
-        return [name, "n/a, see below", *["n/a"] * 6]
+        return [name, "n/a, see below", *["n/a"] * 7]
     values = figures["images_per_second"]
-    rates = [figure(value, 0) for value in (figures["median"], min(values), max(values))]
+    shown = figures["median"], min(values), max(values), statistics.median(figures["cpu_us_per_image"])
+    rates = [figure(value, 0) for value in shown]
     ratios = [figure(figures[ratio], 2) for ratio in ("to_best_peer", "to_tf_data", "to_decoding_alone")]
     return [f"{name} *" if name == work["best_peer"] else name, figures["setting"], *rates, *ratios]

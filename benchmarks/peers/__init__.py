@@ -16,7 +16,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BATCH", "SCALE", "SIZE", "Source", "labelled_files"]
+__all__ = ["BATCH", "SCALE", "SIZE", "Source", "labelled_files", "other_form"]
 
 BATCH = 128
 SIZE = 224
@@ -37,6 +37,11 @@ class Source:
     files: Path
     folder: Path
     plain: Path
+
+
+def other_form(dataset: Path, form: str) -> Path:
+    """Where the samples of a dataset are as "dct" (images of any size), or "device" (a cache for `device_ops`)."""
+    return dataset.with_name(f"{dataset.name}-{form}")
 
 
 def labelled_files(folder: Path) -> list[tuple[Path, int]]:

@@ -8,8 +8,9 @@ import numpy as np
 import simplejpeg
 
 import tpufeed
-from benchmarks.peers import SIZE, Source
+from benchmarks.peers import SIZE, Source, other_form
 from scripts.make_photos import make_photos
+from tpufeed.images import CenterCrop, Resize
 from tpufeed.tfrecord.example import decode_example
 
 PRESIZE_PX = 256
@@ -27,6 +28,13 @@ def make_sources(folder: Path, count: int) -> dict[str, Source]:
         tpufeed.shard(photos, shards, images=tpufeed.Images(check="header"))
     if not (presized / "manifest.json").exists():
         tpufeed.shard(photos, presized, images=tpufeed.Images(presize=PRESIZE_PX))
+    for dataset, presize in ((shards, None), (presized, PRESIZE_PX)):
+        if not (other_form(dataset, "dct") / "manifest.json").exists():
+            images = tpufeed.Images(presize=presize, encode="dct")
+            tpufeed.shard(photos, other_form(dataset, "dct"), images=images)
+    if not (other_form(presized, "device") / "manifest.json").exists():
+        whole = [Resize(PRESIZE_PX), CenterCrop(PRESIZE_PX)]
+        tpufeed.cache.warmup(presized, other_form(presized, "device"), ops=whole, encode="dct")
     if not (cache / "manifest.json").exists():
         tpufeed.cache.warmup(shards, cache)
     if not presized_files.exists():
