@@ -1038,7 +1038,7 @@ static Reason rewrite(const uint8_t *data, size_t size, Task task, uint64_t numb
     if (!jpeg) return NO_MEMORY;
     jpeg->data = data;
     jpeg->size = size;
-    Reason reason = task == ADD_MARKERS   ? add_markers(jpeg, number ? (uint16_t)number : 1, writer) /* DRI has 16 bits */
+    Reason reason = task == ADD_MARKERS   ? add_markers(jpeg, number <= UINT16_MAX && number ? (uint32_t)number : 1, writer) /* as DRI */
                     : task == TO_BASELINE ? to_baseline(jpeg, number, writer)
                     : task == PACK        ? pack(jpeg, number, writer)
                                           : to_jpeg(jpeg, writer);
