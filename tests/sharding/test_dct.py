@@ -116,6 +116,10 @@ def test_a_damaged_image_is_named_and_counted(datasets, tmp_path):
         assert sum(int((~mask).sum()) for _, mask in loader) == 1
 
 
+def test_the_help_names_it():
+    assert '"dct"' in CliRunner().invoke(app, ["shard", "--help"]).stdout
+
+
 def test_it_grows(tmp_path):
     make_photos(tmp_path / "a", 12)
     make_photos(tmp_path / "b", 15)

@@ -53,11 +53,12 @@ class Images:
         check: "full" decodes every image strictly, so that none can stop a training run, "header" trusts everything
             after a sound header.
         encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change, but adds restart markers to
-            JPEGs for fast crops, "exact" stores such files unchanged, and "jpeg", "png" or "webp" encodes all images.
-            Markers cost no quality, and let loaders decode only the window that a crop needs. "dct" is "keep" with the
-            coefficients of JPEGs instead of the files: 1.5 times the bytes, without loss, and crops decode several
-            times as fast. With these three JPEG and WebP that do need a change become JPEG, and so do AVIF, HEIC and
-            JPEG XL, which take too long to decode in a loader. All else becomes PNG.
+            JPEGs for fast crops, "exact" stores such files unchanged, "dct" is "keep" with the coefficients of JPEGs
+            instead of the files, and "jpeg", "png" or "webp" encodes all images. Markers cost no quality, and let
+            loaders decode only the window that a crop needs. Coefficients take 1.5 times the bytes, without loss, and
+            crops decode several times as fast. With "keep", "exact" and "dct" JPEG and WebP that do need a change
+            become JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loader. All else becomes
+            PNG.
         pixels: "keep" stores PNG of 16 bits or with alpha, TIFF and NumPy's .npy as they are: uint8, uint16 or float32
             with 1 to 64 channels. All images of a dataset have the format that most have, and others are rejected.
             "rgb8" makes 8-bit RGB or grey of all, by `deep`, `alpha` and `bands`.
