@@ -127,10 +127,10 @@ def test_a_process_that_does_not_begin_is_named(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_another_version_on_workers_is_one_failure_that_names_both(tmp_path, monkeypatch):
+def test_another_version_on_workers_is_one_failure_that_names_both(kept_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "__version__", "0.0.7")
     with pytest.raises(BuildError, match=rf"{tpufeed.__version__} .*0\.0\.7"):
-        list(BeamEngine(IN_MEMORY).run(job("note", tmp_path), range(4)))
+        list(kept_engine.run(job("note", tmp_path), range(4)))
     assert not list(tmp_path.iterdir())
 
 
