@@ -30,7 +30,7 @@ PROFILE = "tpu-v3-8"
 EMULATED = f"EMULATED {PROFILE}"
 ON_CPU = "torch_xla on CPU, a real step"
 _CACHE_OPTIONS = ("--size", "224", "--variants", "2", "--encode", "raw")
-_WHOLE_OPTIONS = ("--op", "Resize(256)", "--op", "CenterCrop(256)", "--encode", "raw")
+_WHOLE_OPTIONS = ("--op", "Resize(256)", "--op", "CenterCrop(256)", "--encode")
 _DEVICE_OPS = ("--device-op", "RandomResizedCrop(224)", "--device-op", "HorizontalFlip")
 
 
@@ -59,6 +59,7 @@ def feeds(cores: int, with_xla: bool) -> list[Feed]:
         Feed("cache, tpufeed.Loader.to_tf", "tf", "cache"),
         Feed("cache, tpufeed.Loader", "numpy", "cache"),
         Feed("cache of whole images, tpufeed.Loader, device_ops", "numpy", "whole"),
+        Feed("cache of their DCT images, tpufeed.Loader, device_ops", "numpy", "coded"),
     ]
     if with_xla:
         rows += [
@@ -97,7 +98,7 @@ def main(arguments: list[str]) -> int:
         path = write_result("demo-gcs" if args.gcs else "demo", facts, results, RESULTS if args.save else work)
     finally:
         if args.keep is None:
-            for name in ("photos", "shards", "cache", "whole"):
+            for name in ("photos", "shards", "cache", "whole", "coded"):
                 shutil.rmtree(work / name, ignore_errors=True)
             if not any(work.iterdir()):
                 work.rmdir()
@@ -125,11 +126,12 @@ def prepare(work: Path, root: str, photos: int) -> dict[str, float]:
         "photos": [*make_photos, str(work / "photos"), "--count", str(photos)],
         "shards": [tpufeed, "shard", f"{root}/photos", f"{root}/shards"],
         "cache": [tpufeed, "cache", "warmup", f"{root}/shards", f"{root}/cache", *_CACHE_OPTIONS],
-        "whole": [tpufeed, "cache", "warmup", f"{root}/shards", f"{root}/whole", *_WHOLE_OPTIONS],
+        "whole": [tpufeed, "cache", "warmup", f"{root}/shards", f"{root}/whole", *_WHOLE_OPTIONS, "raw"],
+        "coded": [tpufeed, "cache", "warmup", f"{root}/shards", f"{root}/coded", *_WHOLE_OPTIONS, "dct"],
     }
     remote = root != str(work)
     if remote:
-        del commands["whole"]  # --gcs has no row of it
+        del commands["whole"], commands["coded"]  # --gcs has no row of them
         commands["check"] = [tpufeed, "verify", f"{root}/cache"]
     seconds = {}
     for name, command in commands.items():
@@ -167,7 +169,7 @@ def run_feed(feed: Feed, root: str, batch_size: int, seconds: float) -> dict[str
     command = command_of("train", "--json", "--loader", feed.loader)
     command += [kind, f"{root}/{feed.source}", "--device", feed.device]
     command += ["--batch", str(batch_size), "--seconds", str(seconds)]
-    command += _DEVICE_OPS if feed.source == "whole" else ()
+    command += _DEVICE_OPS if feed.source in ("whole", "coded") else ()
     print(f"feeding {EMULATED if feed.emulated else ON_CPU} from {feed.label} ...", flush=True)
     found: dict[str, Any] = json.loads(_run(command, capture=True).splitlines()[-1])
     found.pop("machine")

@@ -25,6 +25,7 @@ ROWS = [
     "cache, tpufeed.Loader.to_tf",
     "cache, tpufeed.Loader",
     "cache of whole images, tpufeed.Loader",
+    "cache of their DCT images, tpufeed.Loader",
 ]
 
 
