@@ -13,6 +13,7 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Scratch, decode
 from tpufeed.images.masks import decode_mask
 from tpufeed.images.mending import mend, seen_header, seen_size
+from tpufeed.images.tensors import NPY_START, npy_view
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
 from tpufeed.tfrecord.layout import ScalarEntry
 
@@ -138,6 +139,8 @@ class RecordCheck:
             if (sizes.get(HEIGHT), sizes.get(WIDTH)) == seen_size(image, upright=True):
                 sizes = {}  # they are the upright image's
         problems = _size_problems(sizes, (height, width, channels))
+        if bytes(image[:6]) == NPY_START and (found := npy_view(image).dtype.name) != self._pixels.dtype:
+            problems.append(f"its values are {found}, not {self._pixels.dtype}")
         if self._pictures and not problems:
             problems = self._picture_problems(decode_example(sample.payload), (height, width))
         if problems:

@@ -37,6 +37,12 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 "device_loader takes a loader on the host that can be iterated again and again, such as a torch "
                 f"DataLoader, not {type(source).__name__}"
             )
+        sources = stream.sources if isinstance(stream, HostStream) else ()
+        if deep := next((each.label for each in sources if each.dataset.manifest.pixels.dtype == "uint16"), None):
+            raise OptionError(
+                f"{deep}: its images are uint16, which torch_xla turns into int16: read them by to_jax(), to_torch() "
+                "or to_tf(), or shard them as float32"
+            )
         DeviceFeed.__init__(self, stream, device_prefetch)
         runtime.MpDeviceLoader.__init__(self, source, device)
         self.shardings = None if sharding is None else Shardings(sharding)
