@@ -45,7 +45,6 @@ def info_command(
     Examples:
       tpufeed info flowers
       tpufeed info flowers --versions
-      tpufeed info flowers --stats
       tpufeed info flowers --select fold=0/5 --json
     """
     if versions and select:
