@@ -91,10 +91,8 @@ class CacheRecipe(Recipe):
         origin = open_origin(src, allow_augmented)
         self.origin, self.options, self.source = origin, options, origin.url
         self.stores = origin.store, origin.shards
-        self.size, pixels = (
-            options.output_size(origin.manifest.image_size, origin.manifest.pixels),
-            origin.manifest.pixels,
-        )
+        pixels = origin.manifest.pixels
+        self.size = options.output_size(origin.manifest.image_size, pixels)
         if pixels != RGB8 and options.encode != "raw":
             raise OptionError(
                 f"encode={options.encode!r} is for 8-bit RGB, and the images of {origin.url} are {pixels}: leave it "
@@ -243,8 +241,8 @@ class CacheRecipe(Recipe):
         """
         options, (height, width) = self.options, self.size
         seed = self.origin.manifest.draws_seed(options.seed)
-        pixels_of = self.origin.manifest.pixels
-        ops, live = (Pipeline(each, seed, pixels=pixels_of) for each in (options.applied, options.live or ()))
+        kept = self.origin.manifest.pixels
+        ops, live = (Pipeline(each, seed, pixels=kept) for each in (options.applied, options.live or ()))
         of_split = {task.split: Augmenter(options, self.origin.manifest, task.split, mends=False) for task in first}
         lengths, moving, seconds = list[int](), list[int](), list[float]()
         begun = time.monotonic()
@@ -272,11 +270,8 @@ class CacheRecipe(Recipe):
 
         def record_bytes(stop: int | None) -> float:
             """Return the mean size of the first records. The size of raw pixels is known in advance."""
-            image = (
-                pixels_of.bytes_of(pixels_of.shape((height, width)))
-                if options.encode == "raw"
-                else fmean(lengths[:stop] or [0])
-            )
+            is_raw, whole = options.encode == "raw", kept.bytes_of(kept.shape((height, width)))
+            image = whole if is_raw else fmean(lengths[:stop] or [0])
             own = one_hot_bytes(header.class_names) if header.are_counted else 0
             return image + fmean(moving[:stop] or [0]) + _FEATURES_BYTES + own
 

@@ -255,11 +255,8 @@ def run_views(
     windows = [first.window(height, width, drawn[0]) for first, drawn in zip(firsts, draws, strict=True)]
     # A part of these is decoded faster than all at half of the size.
     is_dct, is_npy = data[:4] == DCT_START, data[:6] == NPY_START
-    reduce = (
-        1
-        if one.whole or is_dct or is_npy
-        else min(reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
-    )
+    reductions = (reduction(w.height, w.width, w.out_height, w.out_width) for w in windows)
+    reduce = 1 if one.whole or is_dct or is_npy else min(reductions)
     while orientation > 1 and (size[0] % reduce or size[1] % reduce):
         reduce //= 2  # a last pixel that covers less than the others must not become the first
     origin, cut = (0, 0), None

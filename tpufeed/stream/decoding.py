@@ -244,10 +244,8 @@ def plan_batches(sources: Sequence[SampleSource], options: LoaderOptions, on_dev
             here, there = first.get(name), others.get(name)
             if here != there:
                 said = ["missing" if each is None else f"{each.dtype} {each.shape}" for each in (here, there)]
-                are_sizes = (
-                    here is not None and there is not None and here.dtype == there.dtype and len(here.shape) == 3
-                )
-                ops = "give ops that fix one size, or " if are_sizes else ""
+                sizes = here is not None and there is not None and here.dtype == there.dtype and len(here.shape) == 3
+                ops = "give ops that fix one size, or " if sizes else ""
                 raise OptionError(
                     f"the column {name!r} is {said[0]} in {sources[0].label} and {said[1]} in {source.label}; a batch "
                     f"needs one shape and type: {ops}leave the column out of columns="
