@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = (
     *("gcs", "rapid", "tf", "torch", "xla", "torchtpu", "jax", "keras", "grain", "ray", "beam"),
-    *("lightning", "metrics", "report", "profile", "tpu-compiler", "parquet", "annotations", "formats"),
+    *("lightning", "metrics", "report", "profile", "tpu-compiler", "parquet", "annotations", "formats", "bands"),
 )
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"

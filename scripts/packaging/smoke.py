@@ -369,6 +369,17 @@ def check_formats(folder: Path) -> None:
     assert tpufeed.open_dataset(folder / "from-phone").manifest.images == {"jpeg, encoded anew": 2 * PHOTOS}
 
 
+def check_bands(folder: Path) -> None:
+    import tifffile
+
+    (folder / "scenes").mkdir()
+    bands = np.random.default_rng(0).integers(0, 9000, (40, 50, 13)).astype(np.uint16)
+    tifffile.imwrite(folder / "scenes/0.tif", bands, photometric="minisblack", planarconfig="contig", compression="lzw")
+    run("shard", folder / "scenes", folder / "satellites", "--pixels", "keep")
+    loader = tpufeed.Loader(folder / "satellites", batch_size=1, columns=("image",), shuffle=False)
+    assert np.array_equal(next(iter(loader))[0], bands)
+
+
 def run(*arguments: object, expect: int = 0, environment: dict[str, str] | None = None) -> str:
     """What the command `tpufeed` prints; on stderr, where it is to fail."""
     command = [str(Path(sys.executable).with_name("tpufeed")), *map(str, arguments)]
@@ -398,6 +409,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "parquet": check_parquet,
     "annotations": lambda _: draw_outlines(),
     "formats": check_formats,
+    "bands": check_bands,
 }
 
 if __name__ == "__main__":

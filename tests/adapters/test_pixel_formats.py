@@ -46,9 +46,3 @@ def test_batches_are_those_of_the_loader(name, feed, loader):
 def test_tensorflow_alone_is_refused(loader):
     with pytest.raises(OptionError, match="direct=True"):
         loader().to_tf(direct=True)
-
-
-@pytest.mark.uses("torch_xla")
-def test_torch_xla_has_no_uint16(loader):
-    with pytest.raises(OptionError, match="uint16"):
-        loader().to_xla()

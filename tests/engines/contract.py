@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import tpufeed
-from tests.conftest import make_photos
 from tpufeed import cache
 from tpufeed.engines.choice import SerialEngine
 from tpufeed.engines.engine import Done, Job, Progress
@@ -89,6 +88,8 @@ class Built:
 
 def build_serially(folder):
     """Make what the fixture `built` returns."""
+    from tests.conftest import make_photos  # here, as workers that import this file have no repository
+
     photos, dataset, warm = folder / "photos", folder / "dataset", folder / "cache"
     make_photos(photos, 40, "96x72", 2)
     for photo in sorted(photos.rglob("*.jpg"))[7:9]:

@@ -109,6 +109,7 @@ REFUSED = {
     "a promise": (npy(np.zeros((1, 1), np.uint16)).replace(b"(1, 1)", b"(9999999, 9999999)"), "truncated", "asks for"),
     "a short TIFF": (tiff(draw((90, 80, 4), "uint16"), planarconfig="contig")[:-50], "truncated", "TIFF"),
     "a broken TIFF": (b"II*\0" + bytes(40), "unreadable", "TIFF"),
+    "no image": (b"x" * 40, "not_an_image", "no image format"),
     "other format": (npy(draw((9, 8, 4), "uint16")), "other_pixels", "uint16 of 4 channels"),
 }
 

@@ -63,7 +63,7 @@ def to_device_float(
         )
     if found[1] != RGB8.dtype and (mean is IMAGENET_MEAN or std is IMAGENET_STD):
         raise OptionError(
-            f"images of {found[1]} have no usual mean and std: give both (tpufeed info --stats prints them)"
+            f"images of {found[1]} have no usual mean and std: give both, as `tpufeed info` prints them with --stats"
         )
     top = 255 if found[1] == RGB8.dtype else 1
     scale, shift = [1 / (top * s) for s in stds], [-m / s for m, s in zip(means, stds, strict=True)]

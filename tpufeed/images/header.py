@@ -10,6 +10,7 @@ needs 3 bytes for 32,767 blocks, so a file of 150 KB kept a decoder busy for 16 
 """
 
 import io
+import logging
 import re
 import struct
 import zlib
@@ -24,6 +25,9 @@ from tpufeed.errors import ImageError
 from tpufeed.images.modern import MODERN, read_modern, sniff_modern
 from tpufeed.images.tensors import NPY_START, read_npy_header
 from tpufeed.images.unwritten import check_segments
+
+# What it logs stands in the error, too. Without a handler Python would print it to stderr, once for each file.
+logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy"]
 MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack
@@ -545,7 +549,8 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
     except ImageError:
         raise
     except UnidentifiedImageError as error:  # its text has an address that differs each time
-        raise ImageError("unreadable", f"Pillow does not know this kind of {image_format}") from error
+        more = ". --pixels keep reads TIFF of any bands, 16 bits and floats" if image_format == "tiff" else ""
+        raise ImageError("unreadable", f"Pillow does not know this kind of {image_format}{more}") from error
     except Image.DecompressionBombError as error:
         raise ImageError("too_large", f"too many pixels: {error}") from error
     except Exception as error:  # its plugins raise all kinds of errors: TypeError, SyntaxError, struct.error, ...

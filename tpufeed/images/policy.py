@@ -193,6 +193,8 @@ def store_image(data: bytes, policy: Images, name: str = "", pixels: PixelFormat
         kept = read_kept(data)
         found = RGB8 if kept is None else kept.pixels
         if found != pixels:
+            if kept is None:
+                read_header(data)  # says if it is no image at all
             raise ImageError("other_pixels", f"the image is {found}, and those of the dataset are {pixels}")
         if kept is not None:
             return _store_kept(kept, policy, name)

@@ -84,6 +84,9 @@ class ProgramCost:
         return "bandwidth" if self.bandwidth_seconds >= self.peak_seconds else "FLOPs"
 
 
+_KEPT = msgspec.json.Decoder(ProgramCost)
+
+
 def compiler_version() -> str:
     """Return the version of libtpu. Raises MissingExtraError if JAX or libtpu is not installed."""
     for package in ("jax", "libtpu"):
@@ -125,7 +128,7 @@ def cost_for(tpu: str, program: "Lowered | str") -> ProgramCost:
         return compile_for(tpu, program)
     kept = folder / _FOLDER / f"{hashlib.sha256(' '.join(parts).encode()).hexdigest()}.json"
     with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(kept.read_bytes(), type=ProgramCost)
+        return _KEPT.decode(kept.read_bytes())
     cost = compile_for(tpu, program)
     with suppress(OSError, StoreError):
         kept.parent.mkdir(parents=True, exist_ok=True)

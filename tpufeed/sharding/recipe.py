@@ -27,6 +27,7 @@ from tpufeed.dataset.manifest import Manifest, Sizes
 from tpufeed.dataset.naming import PLAN
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import DatasetExistsError, ImageError, ObjectNotFoundError, OptionError, advised, mask_secrets
+from tpufeed.images.header import read_header
 from tpufeed.images.kept import read_kept
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.pixel_format import RGB8, PixelFormat
@@ -84,6 +85,8 @@ def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[
 
     def look(item: Item, data: Sequence[bytes]) -> None:
         kept = read_kept(data[0])
+        if kept is None:
+            read_header(data[0])  # what is no image does not count
         found = RGB8 if kept is None else kept.pixels
         counts[found] += 1
         examples.setdefault(found, item.path)

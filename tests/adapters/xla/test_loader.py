@@ -313,6 +313,7 @@ def test_leaving_a_source_that_is_stuck_does_not_hang(found):
         ("options", "'batch_size'"),
         ("queue", "device_prefetch"),
         ("sharding", "SPMD"),
+        ("16 bits", "uint16"),
     ],
 )
 def test_what_cannot_be_taken_is_refused(found, case, message):

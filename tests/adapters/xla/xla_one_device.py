@@ -12,6 +12,7 @@ import logging
 import os
 import pickle
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -164,6 +165,16 @@ def states_of_others():
         return plain.state_dict(), str(error)
 
 
+def deep():
+    """A dataset of 16 bits."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "raw/a").mkdir(parents=True)
+    np.save(folder / "raw/a/0.npy", np.zeros((8, 8, 3), np.uint16))
+    images = tpufeed.Images(pixels="keep")
+    tpufeed.shard(folder / "raw", folder / "set", images=images, workers=1, progress=False)
+    return folder / "set"
+
+
 def refused(cache):
     """What device_loader and to_xla say to what they cannot take."""
     given = {
@@ -173,6 +184,7 @@ def refused(cache):
         "options": lambda: tpufeed.device_loader([number(1)], "xla", batch_size=3),
         "queue": lambda: tpufeed.Loader(cache).to_xla(device_prefetch=0),
         "sharding": lambda: next(iter(tpufeed.device_loader([number(1)], "xla", sharding={}))),
+        "16 bits": lambda: tpufeed.Loader(deep()).to_xla(),
     }
     found = {}
     for name, make in given.items():
