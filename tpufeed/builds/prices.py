@@ -1,4 +1,4 @@
-"""What the requests and bytes of a build cost in a bucket of Google Cloud Storage, by one table of prices."""
+"""Estimate what a build costs in Google Cloud Storage: its requests and its bytes, by one table of prices."""
 
 import math
 from collections.abc import Sequence

@@ -41,7 +41,7 @@ class SplitPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What listing a source, and trying a few of its samples, tells about a build.
+    """Findings about a build, from a listing of its source and from a few samples that were tried.
 
     Attributes:
         splits: splits by name.
@@ -189,7 +189,7 @@ class Preview(Trial):
         classes: number of classes.
         listed: what the source is taken for.
         free_bytes: free space at the destination. None if unknown.
-        cost: estimated cost of the build in a bucket of Google Cloud Storage. None if there is none.
+        cost: estimated cost in Google Cloud Storage. None if neither the source nor the destination is in a bucket.
         seconds: estimated time of the build.
         complete: the dataset exists already: nothing would be done.
         version: the dataset's number afterwards, if it grows.

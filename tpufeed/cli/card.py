@@ -23,8 +23,8 @@ def card_command(
 ) -> None:
     """Write a data card: a page of Markdown on a dataset, with a contact sheet.
 
-    It says what the dataset holds, where it comes from, and how it was made and is loaded. Its head is what the
-    Hugging Face hub reads. Damaged samples are marked on the sheet, and the exit code is 1.
+    The page shows what the dataset holds, where it comes from, how it was made and how to load it. It begins with the
+    YAML that the Hugging Face hub reads. Damaged samples are marked on the sheet, and the exit code is 1.
 
     Examples:
       tpufeed card flowers

@@ -26,7 +26,7 @@ from tpufeed.images.modern import MODERN, read_modern, sniff_modern
 from tpufeed.images.tensors import NPY_START, read_npy_header
 from tpufeed.images.unwritten import check_segments
 
-# What it logs stands in the error, too. Without a handler Python would print it to stderr, once for each file.
+# Our error has what Pillow logs here. Without a handler Python would print the log to stderr, once per file.
 logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy"]

@@ -15,7 +15,7 @@ _MOST_HEADER_BYTES = 4096
 
 
 class NpyHeader(NamedTuple):
-    """What a header says.
+    """The header of a .npy file.
 
     Attributes:
         dtype: type of the numbers.

@@ -87,13 +87,18 @@ def _moved(computations: _Computations, name: str) -> int:
             total += min(sum(sources), op.size) + op.hbm
         elif op.code not in _MOVES_NOTHING and not op.code.endswith("-start"):
             body = computations.get(op.calls, {}) if op.code == "fusion" else {}
-            places = {each.operands[0]: each.name for each in body.values() if each.code == "parameter"}
+            places = _parameters(body)
             for number, each in enumerate(given):
-                part = _read(computations, op.calls, places[str(number)]) if body else each.size
+                part = _read(computations, op.calls, places[number]) if body else each.size
                 total += min(each.hbm, part)
             root = [*body.values()][-1] if body else op
             total += 0 if root.code in ("dynamic-update-slice", "scatter") else op.hbm
     return total
+
+
+def _parameters(ops: Mapping[str, _Op]) -> dict[int, str]:
+    """Return the names of the parameters of a computation, by their numbers."""
+    return {int(op.operands[0]): op.name for op in ops.values() if op.code == "parameter"}
 
 
 def _read(computations: _Computations, name: str, value: str) -> int:
@@ -108,8 +113,7 @@ def _read(computations: _Computations, name: str, value: str) -> int:
             elif op.code == "bitcast":
                 total += _read(computations, name, op.name)
             elif op.code == "fusion":
-                places = {p.operands[0]: p.name for p in computations[op.calls].values() if p.code == "parameter"}
-                total += _read(computations, op.calls, places[str(number)])
+                total += _read(computations, op.calls, _parameters(computations[op.calls])[number])
             elif op.code != "dynamic-update-slice" or number:
                 return ops[value].size
     return min(total, ops[value].size)
