@@ -4,6 +4,7 @@ Device ops in chains, images as floats, and the steps of examples. A file "WAY, 
 """
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +93,9 @@ def trace_tensorflow(batch: int) -> Iterator[tuple[str, str]]:
 
     def trace(function: Any, *given: Any) -> str:
         compiled = tf.function(function, jit_compile=True)
-        return str(compiled.experimental_get_compiler_ir(*given)(stage="stablehlo"))
+        text = str(compiled.experimental_get_compiler_ir(*given)(stage="stablehlo"))
+        # Results are copies, which the compiler does not read as text. To the same shape, a reshape is one.
+        return re.sub(r"mhlo\.copy (%\w+) : (\S+)", r"stablehlo.reshape \1 : (\2) -> \2", text)
 
     ops = DeviceOps(CHAINS[USUAL[0]], (SIDE, SIDE))  # TensorFlow's other chains are torch_xla's
     given = tf.zeros((batch, SIDE, SIDE, 3), tf.uint8), tf.zeros((batch, ops.width))
