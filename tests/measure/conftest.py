@@ -1,6 +1,8 @@
 """Datasets whose images are flat colours, so that a thumbnail tells which sample it is."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from tpufeed.images.ops import RandomResizedCrop
 from tpufeed.measure import stages
 from tpufeed.measure.tpu_compiler import ProgramCost
 
+ROOT = Path(__file__).parents[2]
 OPS = [RandomResizedCrop(32), HorizontalFlip()]
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 60, 210), "größe猫": (230, 220, 40)}
 
@@ -94,3 +97,12 @@ def quiet_host(monkeypatch, tmp_path):
     monkeypatch.setenv("TPUFEED_LOCAL_DIR", str(tmp_path / "copies"))
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.setattr(stages, "_DEVICES", ("/nonexistent/accel*",))
+
+
+@pytest.fixture(scope="session")
+def python_with_libtpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the Python of an environment with libtpu. In .venv, JAX would look for a TPU in every test."""
+    venv, uv = tmp_path_factory.mktemp("libtpu"), [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "venv", "-q", "--clear", "--python", sys.executable, venv], check=True)
+    subprocess.run([*uv, "pip", "install", "-q", "--python", venv, f"{ROOT}[tpu-compiler]"], check=True)
+    return venv / "bin/python"

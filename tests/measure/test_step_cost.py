@@ -17,7 +17,6 @@ from tpufeed.measure import step_cost, tpu_compiler
 from tpufeed.measure.step_cost import _compile, cost_of_step
 
 jax = lazy("jax")
-ROOT = Path(__file__).parents[2]
 HEAD = """
 import jax
 import jax.numpy as jnp
@@ -118,6 +117,7 @@ def test_a_step_that_is_not_there(step: str) -> None:
         ("echo libtpu_lockfile is held >&2; exit 1", OptionError, "end that process"),
         ("echo Aborted >&2; exit 3", TpufeedError, "crashed with exit code 3: Aborted"),
         ("exit 3", TpufeedError, "it printed nothing"),
+        ("kill -SEGV $$", TpufeedError, r"signal 11; .*'jax\[tpu\]=="),
         ('for last; do :; done; echo \'"it does not fit"\' > "$last"', OptionError, "^it does not fit$"),
     ],
 )
@@ -162,14 +162,13 @@ print(*(msgspec.json.encode(cost_of_step(sys.argv[1], "v5e-8", 1024)).decode() f
 
 
 @pytest.mark.long
-def test_a_real_compiler_counts_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # In an environment of its own: with libtpu beside it, JAX looks for a TPU in every other test.
+def test_a_real_compiler_counts_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python_with_libtpu: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    uv, python = [sys.executable, "-m", "uv"], tmp_path / "venv/bin/python"
-    subprocess.run([*uv, "venv", "-q", tmp_path / "venv", "--python", sys.executable], check=True)
-    subprocess.run([*uv, "pip", "install", "-q", "--python", python, f"{ROOT}[tpu-compiler]"], check=True)
     (tmp_path / "train.py").write_text(HEAD + STEP)
-    done = subprocess.run([python, "-c", COST, f"{tmp_path}/train.py:make_step"], stdout=subprocess.PIPE, check=True)
+    command = [python_with_libtpu, "-c", COST, f"{tmp_path}/train.py:make_step"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     cost, again = map(json.loads, done.stdout.splitlines())
     assert cost["flops"] >= 2 * 3 * 1024**2
     assert again == cost

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,10 +44,9 @@ for program in (lower("v5e-8", 1, 2**18), "module {"):
 """
 
 
-@pytest.mark.uses("jax", "libtpu")
 @pytest.mark.long
-def test_the_compiler_counts_and_refuses() -> None:
-    command, variables = [sys.executable, "-c", REAL], os.environ | ENVIRONMENT
+def test_the_compiler_counts_and_refuses(python_with_libtpu: Path) -> None:
+    command, variables = [python_with_libtpu, "-c", REAL], os.environ | ENVIRONMENT
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     too_large, damaged = done.stdout.splitlines()
@@ -56,11 +54,10 @@ def test_the_compiler_counts_and_refuses() -> None:
     assert "cannot read this StableHLO" in damaged
 
 
-@pytest.mark.uses("jax", "libtpu")
 @pytest.mark.long
-def test_device_ops_cost_a_percent_of_a_step() -> None:
+def test_device_ops_cost_a_percent_of_a_step(python_with_libtpu: Path) -> None:
     program = Path(__file__).parents[2] / "scripts/proxies/programs/tpu_costs.py"
-    command = [sys.executable, program, "v5e-8", "64", "HorizontalFlip|crop and flip"]
+    command = [python_with_libtpu, program, "v5e-8", "64", "HorizontalFlip|crop and flip"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]

@@ -21,7 +21,7 @@ import msgspec
 
 from tpufeed.errors import OptionError, TpufeedError, install_command
 from tpufeed.measure.tpu import find_tpu
-from tpufeed.measure.tpu_compiler import ENVIRONMENT, ProgramCost, compiler_version, cost_for, tpu_mesh
+from tpufeed.measure.tpu_compiler import ENVIRONMENT, ProgramCost, compiler_version, cost_for, how_to_fit, tpu_mesh
 from tpufeed.options import Count, checked
 from tpufeed.text import format_error, shorten
 
@@ -80,8 +80,12 @@ def cost_of_step(
         said = log.read_text("utf-8", "replace").strip()
     if "libtpu_lockfile" in said:
         raise OptionError("another process holds libtpu's lock, /tmp/libtpu_lockfile: end that process and try again")
-    last = shorten(said.rpartition("\n")[2], 300) or "it printed nothing"
-    raise TpufeedError(f"{step}: the compiler for {tpu} crashed with exit code {child.returncode}: {last}")
+    if child.returncode < 0:
+        died = f"died by signal {-child.returncode}; if that happens with each step, {how_to_fit()}"
+    else:
+        last = shorten(said.rpartition("\n")[2], 300) or "it printed nothing"
+        died = f"crashed with exit code {child.returncode}: {last}"
+    raise TpufeedError(f"{step}: the compiler for {tpu} {died}")
 
 
 def check_step(step: str) -> None:

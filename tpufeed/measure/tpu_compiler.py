@@ -95,6 +95,11 @@ def compiler_version() -> str:
     return metadata.version("libtpu")
 
 
+def how_to_fit() -> str:
+    """Return the command that installs the libtpu for this JAX."""
+    return f"install the libtpu of JAX {metadata.version('jax')}: pip install 'jax[tpu]=={metadata.version('jax')}'"
+
+
 def tpu_mesh(tpu: str, devices: int = 1) -> "Mesh":
     """Return a mesh with the axis "data" over the first devices of a TPU that is not here.
 
@@ -111,8 +116,7 @@ def tpu_mesh(tpu: str, devices: int = 1) -> "Mesh":
         found = get_topology_desc(platform="tpu", topology_name=topology, **options).devices
     except (RuntimeError, NotImplementedError, ValueError, AttributeError) as error:
         raise OptionError(
-            f"libtpu {version} cannot compile for {name} ({_first_line(error)}): install the one that fits "
-            f"JAX {metadata.version('jax')}: pip install 'jax[tpu]=={metadata.version('jax')}'"
+            f"libtpu {version} cannot compile for {name} ({_first_line(error)}): {how_to_fit()}"
         ) from error
     if devices > len(found):
         raise OptionError(f"{name} has {len(found)} devices, not {devices}")
