@@ -16,7 +16,6 @@ from tests.repo.docs.layouts import CLASSES, SCENES, SYNSETS, photo
 from tests.repo.docs.pages import lines_of, ran, run, run_here, text_of
 from tests.repo.docs.stand_ins import install
 from tpufeed.dataset.reader import Dataset
-from tpufeed.images import RandomResizedCrop
 
 RUNS = {"recipes.md": ""}
 
@@ -70,7 +69,7 @@ LAYOUTS = {
         layouts.write_imagefolder, "imagefolder", {"imagefolder": {"train": ("train",), "validation": ("val",)}}
     ),
 }
-OTHERS = {"Kaggle's tables", "CLIP's folders", "Photos of phones", "Views"}  # and ImageNet
+OTHERS = {"Kaggle's tables", "CLIP's folders", "Photos of phones"}  # and ImageNet
 GROUPED = {"Chest X-rays", "HAM10000"}
 LABELLED = {"Plant Pathology", "PlantVillage", "Labelled and unlabelled images"}
 
@@ -88,13 +87,25 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def run_section(name: str, folder: Path) -> None:
-    for block in re.findall(r"```bash\n(.*?)```", sections()[name], re.DOTALL):
-        for line in lines_of(block):
-            if line.startswith("tpufeed "):
-                run_here([line], folder)
-            elif not line.startswith("pip "):
-                run(line, folder, PATH=install(folder / "tools", "hf"), HUB=str(folder / "hub"))
+def rows() -> list[tuple[str, str]]:
+    """Return the name and the command of each row of the page's table."""
+    return re.findall(r"^\| (.+?) \| .* \| `(tpufeed [^`]*)` \|$", text_of("recipes.md"), re.MULTILINE)
+
+
+def run_commands(name: str, folder: Path) -> None:
+    """Run the commands of the rows, or of the section, of this name."""
+    lines = [command for row, command in rows() if row == name]
+    lines += [
+        line
+        for block in re.findall(r"```bash\n(.*?)```", sections().get(name, ""), re.DOTALL)
+        for line in lines_of(block)
+    ]
+    assert lines, name
+    for line in lines:
+        if line.startswith("tpufeed "):
+            run_here([line], folder)
+        elif not line.startswith("pip "):
+            run(line, folder, PATH=install(folder / "tools", "hf"), HUB=str(folder / "hub"))
 
 
 def found_in(dataset: Dataset, split: str) -> dict[str, list[tuple[str, list[float]]]]:
@@ -130,7 +141,7 @@ def test_the_commands_for_boxes_run_as_they_stand(name: str, tmp_path: Path) -> 
     layout.write(tmp_path / layout.folder)
     if name.startswith("Image folders"):
         layouts.write_captions(tmp_path / "captions")
-    run_section(name, tmp_path)
+    run_commands(name, tmp_path)
     for place, splits in layout.made.items():
         dataset = tpufeed.open_dataset(tmp_path / "out" / place)
         assert dataset.manifest.splits.keys() == splits.keys()
@@ -162,7 +173,7 @@ def test_the_command_for_a_table_of_names_runs_as_it_stands(tmp_path: Path) -> N
         (tmp_path / f"leaves/train_images/{number}.jpg").write_bytes(photo(str(number)))
         rows.append(f"{number}.jpg,{number % 2}")
     (tmp_path / "leaves/train.csv").write_text("\n".join(rows))
-    run_section("Kaggle's tables", tmp_path)
+    run_commands("Kaggle's tables", tmp_path)
     dataset = tpufeed.open_dataset(tmp_path / "out/leaves")
     assert sum(split.records for split in dataset.manifest.splits.values()) == 8
     assert dataset.manifest.class_names == ("0", "1")
@@ -203,7 +214,7 @@ def test_the_commands_for_groups_run_as_they_stand(
     for number, row in enumerate(rows[1:]):
         path = tmp_path / image.format(1 + number % 2, row.split(",")[0])
         layouts.write(path, photo(str(number), path.suffix[1:]))
-    run_section(name, tmp_path)
+    run_commands(name, tmp_path)
     place = (tmp_path / "out" / table).parent
     splits: dict[Any, set[str]] = {}
     for split, _, features in examples_of(place):
@@ -230,7 +241,7 @@ def test_the_commands_for_labels_as_they_come_run_as_they_stand(
     for year, lines in rows.items():
         layouts.write(tmp_path / f"plants-{year}/train.csv", "\n".join(lines))
     for name in LABELLED:
-        run_section(name, tmp_path)
+        run_commands(name, tmp_path)
     kinds = ("healthy", "multiple_diseases", "rust", "scab")
     assert labels_in(Path("out/plants-2020")) == {f"Train_{number}": (kinds[number % 4],) for number in range(8)}
     assert set(labels_in(Path("out/plants-2021")).values()) == {("scab",), ("scab", "rust")}
@@ -249,30 +260,18 @@ def test_the_command_for_captions_runs_as_it_stands(tmp_path: Path) -> None:
         place = f"{tmp_path}/clip/0000{number // 2}/{number:09d}"
         for ending, data in (("jpg", photo(place)), ("txt", f"photo {number}"), ("json", said)):
             layouts.write(Path(f"{place}.{ending}"), data)
-    run_section("CLIP's folders", tmp_path)
+    run_commands("CLIP's folders", tmp_path)
     dataset = tpufeed.open_dataset(tmp_path / "out/clip")
     samples = [(bytes(each["txt"].values[0]), len(each["captions"].values)) for each in dataset.iter_examples("train")]
     assert sorted(samples) == [(b"photo %d" % number, 2) for number in range(4)]
 
 
-def test_the_commands_for_photos_and_views_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_for_photos_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("pillow_heif")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     layouts.write_phone(tmp_path / "phone")
-    run_section("Photos of phones", tmp_path)
-    photos = tpufeed.open_dataset("out/phone")
+    run_commands("Photos of phones", tmp_path)
+    photos = tpufeed.open_dataset(tmp_path / "out/phone")
     assert photos.manifest.images == {"jpeg": 8, "jpeg, encoded anew": 16}
-    (code,) = re.findall(r"```python\n(.*?)```", sections()["Views"], re.DOTALL)
-    made: dict[str, Any] = {}
-    exec(code, made)
-    ran(code)
-    records = photos.split("train").records
-    assert made["two"].split("train").records == records
-    assert made["fold"].split("train").records + made["rest"].split("train").records == records
-    assert made["clean"].split("train").records == records - 1
-    with tpufeed.Loader(made["balanced"], "train", batch_size=4, ops=[RandomResizedCrop(32)]) as loader:
-        assert loader.class_names == CLASSES
 
 
 def test_the_commands_for_imagenet_run_as_they_stand(tmp_path: Path) -> None:
@@ -281,9 +280,10 @@ def test_the_commands_for_imagenet_run_as_they_stand(tmp_path: Path) -> None:
         tmp_path / "hub/ILSVRC/imagenet-1k", [(SYNSETS[number % 3], photo(str(number))) for number in range(20)]
     )
     ours = [name for name in sections() if name.startswith("ImageNet")]
-    assert {*sections()} == {*ours, *LAYOUTS, *OTHERS, *GROUPED, *LABELLED}  # each section has a test
+    there = {*sections()} | {name for name, _ in rows()}
+    assert there == {*ours, *LAYOUTS, *OTHERS, *GROUPED, *LABELLED}  # each section and row has a test
     for name in ours:
-        run_section(name, tmp_path)
+        run_commands(name, tmp_path)
     assert not list((tmp_path / "train").glob("*.tar"))
     for name in ("kaggle", "imagenet"):
         dataset = tpufeed.open_dataset(tmp_path / "out" / name)
