@@ -19,7 +19,7 @@ from PIL import Image
 
 import tpufeed
 from tests.gcs_server import GcsServer
-from tests.repo.docs.layouts import write_coco, write_hub
+from tests.repo.docs.layouts import write_hub
 from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, ran, run, run_here, run_program, text_of
 from tests.tfrecords import encode_features, encode_record
 from tpufeed.tfrecord.example import Feature
@@ -77,13 +77,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_commands_for_sharding_run_as_they_stand(sources: Path) -> None:
-    write_coco(sources / "coco")
-    for name in LABELLED:
-        (sources / name).mkdir(parents=True)
-    for number, photo in enumerate(sorted((sources / "photos").glob("*/*.jpg"))[:8]):
-        label_boxes(sources, number)
-        for name in ("yolo/images", "voc/JPEGImages"):
-            shutil.copy(photo, sources / name / f"{number}.jpg")
     in_table = re.findall(r"^\|.*\| \[?`(tpufeed [^`]*)`", text_of("shard.md"), re.MULTILINE)
     lines = [*in_table, *(line for line in commands("shard.md") if line not in in_table)]
     assert {line.split()[1] for line in lines} == {"shard", "info", "verify", "show", "card", "adopt"}
