@@ -141,7 +141,10 @@ def _read_group(data):
 
 
 def read_bytes(data):
-    """Read a DCT image by docs/format.md alone: sampling, tables, and quantized values as `quantize` has them."""
+    """Read a DCT image by the letter of docs/decisions/2026-11-29-packed-photographs.md.
+
+    Return sampling, tables, and quantized values as `quantize` has them.
+    """
     assert data[:4] == b"\x89DCT"
     sampling = ("grey", "420", "444", "422")[data[4]]
     height, width = np.frombuffer(data, "<u2", 2, 8).tolist()

@@ -1,6 +1,6 @@
 """Quantized DCT coefficients instead of pixels: encode an image as such, decode it, or unpack it into a batch.
 
-The bytes are described in docs/format.md, "DCT images". The C extension `_restart` reads and writes them.
+docs/decisions/2026-11-29-packed-photographs.md describes the bytes. The C extension `_restart` reads and writes them.
 """
 
 import math
