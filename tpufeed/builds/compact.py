@@ -97,7 +97,7 @@ def compact(  # noqa: PLR0913  # the public face
 
     Shards smaller than half the usual size are joined with their neighbours, in the same order: samples keep their
     numbers. Readers of the version before are not disturbed, and its files stay until `tpufeed.prune` removes them. If
-    the call is interrupted, the same call continues.
+    the call is interrupted, the same call resumes.
 
     Args:
         url: URL of the dataset.
@@ -113,7 +113,7 @@ def compact(  # noqa: PLR0913  # the public face
         OptionError: it was adopted, so its shards belong to another program.
         DuplicateWriterError: an append is running, or was interrupted. Nothing was changed.
         RecordError, ShardError: a record is damaged. No version was published.
-        TaskError, BuildError: the work failed. Finished work stays, and the same call continues.
+        TaskError, BuildError: the work failed. Finished work stays, and the same call resumes.
     """
     start, recipe = time.monotonic(), Compaction()
     result = run_recipe(

@@ -42,7 +42,7 @@ def prune(url: str | Path, *, keep: Count = 1, dry_run: bool = False) -> PruneRe
     """Remove all but the last versions of a dataset, with the shards and indexes that no kept version names.
 
     Plans and digests stay, since appends need them to know which images are there. Readers of a removed version fail at
-    the next shard that they open. If the call is interrupted, the same call continues.
+    the next shard that they open. If the call is interrupted, the same call resumes.
 
     Args:
         url: URL of the dataset.

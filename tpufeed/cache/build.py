@@ -48,9 +48,8 @@ def warmup(  # noqa: PLR0913  # the public face
 ) -> BuildResult:
     """Precompute the expensive part of an augmentation: make a dataset whose images are ready for the step.
 
-    The same call after an interruption continues where it stopped. A finished cache is verified, and nothing is
-    rewritten. If `src` has grown since then, only the new samples are warmed, as the next version of
-    the cache.
+    After an interruption the same call resumes. A finished cache is verified, and nothing is rewritten. If `src` has
+    grown since then, only the new samples are warmed, as the next version of the cache.
 
     Args:
         src: path or URL of a dataset. `tpufeed.shard` makes one of raw images. An open dataset or a view of one
@@ -86,7 +85,7 @@ def warmup(  # noqa: PLR0913  # the public face
     Raises:
         OptionError, DatasetNotFoundError, DatasetExistsError, DuplicateWriterError: nothing was changed.
         OpError: an op fails on one of the first samples, or gives other pixels when it is run again.
-        TooManyRejectsError, TaskError, BuildError: the work failed. What is done stays, and the same call continues.
+        TooManyRejectsError, TaskError, BuildError: the work failed. Finished work stays, and the same call resumes.
     """
     given = locals()  # `CacheOptions` has the same names
     options = CacheOptions(**{field.name: given[field.name] for field in fields(CacheOptions) if field.init})

@@ -64,7 +64,7 @@ def warmup_command(
 ) -> None:
     """Precompute the expensive part of an augmentation, in one or more variants.
 
-    If it is interrupted, the same command continues where it stopped. A complete cache is verified and stays unchanged.
+    If it is interrupted, run the same command again to resume. A complete cache is verified and stays unchanged.
     Raw images become a dataset first, by tpufeed shard.
 
     Examples:

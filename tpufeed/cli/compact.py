@@ -21,7 +21,7 @@ def compact_command(
     """Join the small shards that appends have left into full shards, as the next version.
 
     Samples keep their numbers. The small shards stay for readers of earlier versions, until `tpufeed prune`.
-    If it is interrupted, the same command continues where it stopped.
+    If it is interrupted, run the same command again to resume.
 
     Examples:
       tpufeed compact flowers

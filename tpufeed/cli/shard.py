@@ -130,7 +130,7 @@ def shard_command(
 ) -> None:
     """Turn raw images into TFRecord shards with a manifest.
 
-    If it is interrupted, the same command continues where it stopped.
+    If it is interrupted, run the same command again to resume.
 
     Examples:
       tpufeed shard photos flowers --splits train=0.9,val=0.1

@@ -51,7 +51,7 @@ def append(  # noqa: PLR0913  # the public face
     something changed that may have been the reason. Classes are matched by name, and new ones follow the old ones, so
     that ids stay. Readers that have opened a version keep it.
 
-    After an interruption the same call continues where it stopped. Once all is done, it finds nothing new.
+    After an interruption the same call resumes. Once all is done, it finds nothing new.
 
     Args:
         src: a folder, table, tars or annotations, as in `tpufeed.shard`. It may be the whole source that has grown.

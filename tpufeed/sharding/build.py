@@ -61,8 +61,8 @@ def shard(  # noqa: PLR0913  # the public face
 ) -> BuildResult:
     """Turn raw images into a dataset of TFRecord shards.
 
-    After an interruption the same call continues where it stopped and ends with the same bytes. If the dataset is
-    already finished, the call recognises it and checks that the source has not changed.
+    After an interruption the same call resumes and ends with the same bytes. If the dataset is already finished, the
+    call recognises it and checks that the source has not changed.
 
     Args:
         src: path or URL of the images: a folder of class folders (maybe inside folders of splits) or of unlabelled
@@ -129,13 +129,13 @@ def shard(  # noqa: PLR0913  # the public face
         engine: what runs the tasks: "ray" or "beam" on several hosts, or an `Engine`, see docs/scaleout.md. Default:
             `workers` processes on this host.
         listener: called with a `BuildProgress` a few times a second.
-        progress: show a progress bar. Default: where a person watches, in a terminal or a notebook, unless there is a
-            `listener`. False: never. True: in a log as well, as a line every 30 seconds.
+        progress: show a progress bar. Default: in a terminal or a notebook, unless there is a `listener`. False: never.
+            True: in a log as well, as a line every 30 seconds.
 
     Raises:
         OptionError, NoInputsError, SourceError, DatasetExistsError, DuplicateWriterError: nothing was changed.
         TooManyRejectsError: finished work stays, and the same call with a larger budget continues from there.
-        TaskError, BuildError: the work failed; finished work stays, and the same call continues from there.
+        TaskError, BuildError: the work failed. Finished work stays, and the same call resumes.
     """
     given = locals() | {"boxes": boxes or Boxes(), "images": images or Images()}  # named as in `ShardOptions`
     options = ShardOptions(**{name: given[name] for name in ShardOptions.__slots__ if name in given})
