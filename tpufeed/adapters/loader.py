@@ -173,7 +173,7 @@ class Loader(Feed):
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of every image: (height, width, channels), or (views, height, width, channels). () without images."""
+        """Shape of every image: (height, width, channels), after the frames of clips, and views. () without images."""
         return self.stream.image_shape
 
     @property

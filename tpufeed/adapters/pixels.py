@@ -30,12 +30,13 @@ def to_device_float(
     jitted or traced step the compiler fuses this with what reads the images. Sharded arrays stay sharded.
 
     Args:
-        images: of shape (batch, height, width, channels), as loaders give them: a tensor of torch or TensorFlow, or an
-            array of JAX.
+        images: of shape (batch, height, width, channels), or (batch, frames, height, width, channels) for clips, as
+            loaders give them: a tensor of torch or TensorFlow, or an array of JAX.
         mean: mean of each channel, of uint8 for values in [0, 1]. `tpufeed info --stats` prints it.
         std: standard deviation of each channel, likewise.
         dtype: the framework's dtype of the result. By default its bfloat16.
-        layout: layout of the result. By default what models expect: "NCHW" in torch, "NHWC" in the other frameworks.
+        layout: layout of the result. By default what models expect: "NCHW" in torch, "NHWC" in the other frameworks. A
+            clip has its frames first: (batch, frames, channels, height, width) for "NCHW".
 
     Raises:
         OptionError: images or parameters of another kind.
@@ -52,9 +53,11 @@ def to_device_float(
     if framework not in _FOLDERS:
         kind = type(images).__name__
         raise OptionError(f"images are a tensor of torch or TensorFlow, or an array of JAX, not {kind} of {framework}")
-    if len(images.shape) != 4:
-        raise OptionError(f"images have the shape (batch, height, width, channels), not {tuple(images.shape)}")
-    channels = images.shape[3]
+    axes = len(images.shape)
+    if axes not in (4, 5):
+        shape = "(batch, height, width, channels), clips also have frames"
+        raise OptionError(f"images have the shape {shape}, not {tuple(images.shape)}")
+    channels = images.shape[-1]
     found = re.search(rf"\b({'|'.join(PIXEL_TYPES)})\b", str(images.dtype))
     if found is None or not len(means) == len(stds) == channels:
         raise OptionError(
@@ -73,4 +76,5 @@ def to_device_float(
         result = arrays.cast(floats, dtype)
     except TypeError as error:
         raise OptionError(f"dtype is a float type of {framework}, like its bfloat16, not {dtype!r}") from error
-    return arrays.transpose(result, (0, 3, 1, 2)) if (layout or arrays.layout) == "NCHW" else result
+    first = (*range(axes - 3), axes - 1, axes - 3, axes - 2)  # channels before height and width
+    return arrays.transpose(result, first) if (layout or arrays.layout) == "NCHW" else result

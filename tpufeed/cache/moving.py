@@ -20,6 +20,7 @@ from tpufeed.images.policy import encode
 from tpufeed.images.protocols import Draws
 from tpufeed.tfrecord.example import Feature, encode_entry
 from tpufeed.tfrecord.framing import BytesLike
+from tpufeed.tfrecord.layout import pack_values
 
 
 def moves(spec: FeatureSpec) -> bool:
@@ -110,4 +111,6 @@ def encode_pixels(pixels: Pixels, options: CacheOptions, jpeg: bytes | memoryvie
         return np.ascontiguousarray(pixels, little).data.cast("B")
     if options.encode == "dct":
         return encode_coefficients(pixels, options.quality, jpeg)
+    if pixels.ndim == 4:  # a clip
+        return pack_values([encode(frame, options.encode, options.quality) for frame in pixels])
     return encode(pixels, options.encode, options.quality)

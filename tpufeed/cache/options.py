@@ -104,7 +104,7 @@ class CacheOptions:
         Raises:
             OptionError: the ops leave images of different sizes, or workers or loaders cannot run them.
         """
-        live = self.live or ()
+        live, pixels = self.live or (), pixels.frame
         size = Pipeline(self.applied, self.seed, pixels=pixels).output_size(source_size)
         if size is None:
             raise OptionError(

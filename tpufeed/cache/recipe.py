@@ -23,6 +23,7 @@ from tpufeed.cache.moving import cached_spec, encode_pixels
 from tpufeed.cache.options import CacheOptions, Size, fingerprint
 from tpufeed.cache.origin import iter_samples, open_origin
 from tpufeed.cache.worker import Augmenter, CacheContext
+from tpufeed.dataset.clips import frames_of
 from tpufeed.dataset.listed import Listed
 from tpufeed.dataset.manifest import CacheInfo, Manifest, Part
 from tpufeed.dataset.naming import EVALUATION, check_split_name, is_evaluation, part_folder
@@ -93,11 +94,14 @@ class CacheRecipe(Recipe):
         self.stores = origin.store, origin.shards
         pixels = origin.manifest.pixels
         self.size = options.output_size(origin.manifest.image_size, pixels)
-        if pixels != RGB8 and options.encode != "raw":
+        is_rgb8 = pixels == RGB8 or (pixels.frame == RGB8 and options.encode != "dct")
+        if not is_rgb8 and options.encode != "raw":
             raise OptionError(
                 f"encode={options.encode!r} is for 8-bit RGB, and the images of {origin.url} are {pixels}: leave it "
                 "out, and the cache holds their values"
             )
+        if pixels.frames and options.names == "kaggle":
+            raise OptionError(f"names='kaggle' is for single images, and those of {origin.url} are clips: leave it out")
         # A view may keep no sample of a split.
         given = ((check_split_name(name), origin.split(name).records) for name in origin.manifest.splits)
         self.samples = {name: count for name, count in given if count or not origin.manifest.splits[name].records}
@@ -242,7 +246,7 @@ class CacheRecipe(Recipe):
         options, (height, width) = self.options, self.size
         seed = self.origin.manifest.draws_seed(options.seed)
         kept = self.origin.manifest.pixels
-        ops, live = (Pipeline(each, seed, pixels=kept) for each in (options.applied, options.live or ()))
+        ops, live = (Pipeline(each, seed, pixels=kept.frame) for each in (options.applied, options.live or ()))
         of_split = {task.split: Augmenter(options, self.origin.manifest, task.split, mends=False) for task in first}
         lengths, moving, seconds = list[int](), list[int](), list[float]()
         begun = time.monotonic()
@@ -257,8 +261,12 @@ class CacheRecipe(Recipe):
             lengths += [len(encode_pixels(pixels, options)) for pixels in variants]
             seconds.append(time.perf_counter() - start)
             if len(seconds) <= _FIRST_SAMPLES:
-                stored = sample.image if isinstance(sample.image, np.ndarray) else decode(sample.image)
-                for pipeline, pixels in ((ops, stored), (live, variants[0])):
+                image, made = sample.image, variants[0]
+                if kept.frames:  # ops see one frame at a time
+                    image = image[0] if isinstance(image, np.ndarray) else frames_of(memoryview(image), kept)[0]
+                    made = made[0]
+                stored = image if isinstance(image, np.ndarray) else decode(image)
+                for pipeline, pixels in ((ops, stored), (live, made)):
                     draws = [op[0] for op in pipeline.draw(0, np.array([sample.number]))]
                     try:
                         check_deterministic(pipeline, pixels, draws)
@@ -425,7 +433,8 @@ def cached_schema(
     """
     label = next((feature for feature in features if feature.name == LABEL), None)
     several = label.lengths if label is not None and label.shape is None else None
-    own = record_schema(label is not None, several if isinstance(several, tuple) else None)
+    kept = features[0].pixels
+    own = record_schema(label is not None, several if isinstance(several, tuple) else None, pixels=kept)
     made = {HEIGHT, WIDTH, CHANNELS, FORMAT}
     if options.names == "kaggle":
         if several is not None:
@@ -437,7 +446,6 @@ def cached_schema(
     known = {feature.name for feature in own} | {SIZE, ONE_HOT}
     present = stored.keys() | made
     others = (f for f in features[1:] if f.name not in known)
-    kept = features[0].pixels
     pixels, image = kept or RGB8, own[0]
     if options.encode == "raw":
         image = FeatureSpec(TENSOR, pixels.dtype, pixels.shape(size), pixels=kept)

@@ -12,6 +12,7 @@ from tpufeed.builds.worker import Output, TaskContext, reach, run
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.origin import OriginSample, iter_samples
+from tpufeed.dataset.clips import ClipPipeline, pipeline_of
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, kaggle_values
@@ -19,7 +20,7 @@ from tpufeed.errors import ImageError, OpError
 from tpufeed.images.decoding import Pixels, Scratch
 from tpufeed.images.header import JPEG_START
 from tpufeed.images.mending import mend
-from tpufeed.images.pipeline import DrawnBatch, Pipeline, run_views
+from tpufeed.images.pipeline import DrawnBatch, run_views
 from tpufeed.images.protocols import Draws
 from tpufeed.tfrecord.example import Feature, encode_entries, encode_entry
 
@@ -57,7 +58,7 @@ class CacheContext(TaskContext):
                     values = kaggle_values(names, labels, *variants[0].shape[:2])
                     rest += encode_entries({keys[name]: value for name, value in values.items()})
                 for writer, pixels, entries in zip(output.writers, variants, moved, strict=True):
-                    ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape, strict=True))}
+                    ints = {LABEL: sample.label, **dict(zip((HEIGHT, WIDTH, CHANNELS), pixels.shape[-3:], strict=True))}
                     data = encode_pixels(pixels, options, augment.kept(sample.image))
                     writer.add(data, [ints[name] for name in int_names], rest + entries)
                     output.add(images=1, size=len(data))
@@ -91,7 +92,8 @@ class Augmenter:
 
     def __init__(self, options: CacheOptions, manifest: Manifest, split: str, mends: bool = True) -> None:
         self.seed, ops = manifest.draws_seed(options.seed), options.ops_of(split)
-        self._pipeline = Pipeline(ops, self.seed, upright=manifest.upright, pixels=manifest.pixels)
+        make = pipeline_of(manifest.pixels)
+        self._pipeline = make(ops, self.seed, upright=manifest.upright, pixels=manifest.pixels)
         self._mover = Mover(manifest.features, options, self._pipeline)
         self._mends, self._is_coded = mends, options.encode == "dct"
         # Without draws all variants are the first one.
@@ -138,7 +140,10 @@ class Augmenter:
         try:
             if isinstance(sample.image, np.ndarray):
                 return [self._pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]
-            pipelines = [self._pipeline] * len(draws)
-            return run_views(pipelines, memoryview(sample.image), draws, self._outs, self._scratch)
+            image = memoryview(sample.image)
+            if isinstance(self._pipeline, ClipPipeline):
+                each = zip(draws, self._outs, strict=True)
+                return [self._pipeline.run_stored(image, None, *drawn, self._scratch) for drawn in each]
+            return run_views([self._pipeline] * len(draws), image, draws, self._outs, self._scratch)
         except OpError as error:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error

@@ -81,6 +81,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         flat = (odd or {}).get(DEEP, 0) + (odd or {}).get("bands", 0)
         if flat:
             yield f"pixels: {flat:,} images have more than 8 bits or 3 channels, which --pixels keep would keep"
+        if several := (odd or {}).get("animated"):
+            yield f"frames: {several:,} images have several, of which one is taken. --frames makes clips of them"
         if self.ignored_files:
             count = sum(self.ignored_files.values())
             files = f"{count:,} file{'s' * (count > 1)} not named {self.named}"

@@ -101,7 +101,7 @@ class CacheInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops: tuple[dict[str, Any], ...]
     live: tuple[dict[str, Any], ...]
     encode: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     dtype: str
     variants: int
     seed: int
@@ -334,16 +334,16 @@ class Manifest(Summary, msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return self.features[0].pixels or RGB8
 
     @property
-    def tensor_shape(self) -> tuple[int, int, int] | None:
-        """(height, width, channels) of a raw cache's images, or None if images are encoded."""
+    def tensor_shape(self) -> tuple[int, ...] | None:
+        """(height, width, channels) of a raw cache's images, after the frames of clips, or None if encoded."""
         image = self.features[0]
-        return image.shape if image.dtype in PIXEL_TYPES else None  # type: ignore[return-value]  # decoding has checked it
+        return image.shape if image.dtype in PIXEL_TYPES else None
 
     @property
     def image_size(self) -> tuple[int, int] | None:
         """(height, width) of all images, or None if they differ or are not known."""
         if self.cache is not None:
-            return self.cache.shape[:2]
+            return self.cache.shape[-3], self.cache.shape[-2]
         return self.sizes.least if isinstance(self.sizes, Sizes) and self.sizes.least == self.sizes.most else None
 
     @property
@@ -513,10 +513,10 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
             yield f"{feature.name} cannot be {feature.type_text}"
         elif problem := flip_problem(feature):
             yield f"{feature.name}: {problem}"
-    if (size := manifest.image_size) is not None and cache is None and not _is_image(pixels.shape(size), pixels):
-        yield f"its images cannot have {_format_size(size)} pixels"
     if cache is not None and not _is_image(cache.shape, pixels):
         yield f"a cache of shape {cache.shape} holds no images"
+    if (size := manifest.image_size) is not None and cache is None and not _is_image(pixels.shape(size), pixels):
+        yield f"its images cannot have {_format_size(size)} pixels"
     if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.live)):
         yield "an op of the cache has no name"
 
@@ -565,6 +565,6 @@ def _iter_version_problems(manifest: Manifest) -> Iterator[str]:
 
 def _is_image(shape: tuple[int, ...] | None, pixels: PixelFormat) -> bool:
     """Return true if images can have this shape: loaders allocate a batch of them."""
-    if shape is None or len(shape) != 3 or shape[2] != pixels.channels or min(shape) < 1:
+    if shape is None or len(shape) < 3 or shape != pixels.shape((shape[-3], shape[-2])) or min(shape) < 1:
         return False
     return pixels.bytes_of(shape) < _IMAGE_BYTES

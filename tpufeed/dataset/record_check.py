@@ -3,10 +3,11 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tpufeed.dataset.clips import frames_of
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.schema import CHANNELS, HEIGHT, LABEL, TEXT, WIDTH, FeatureSpec, fixed_ints, record_layout
 from tpufeed.errors import ImageError, OptionError, RecordError
@@ -15,7 +16,7 @@ from tpufeed.images.masks import decode_mask
 from tpufeed.images.mending import mend, seen_header, seen_size
 from tpufeed.images.tensors import NPY_START, npy_view
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
-from tpufeed.tfrecord.layout import ScalarEntry
+from tpufeed.tfrecord.layout import ScalarEntry, pack_values
 
 _PLAIN = ("bytes", "string", "int64", "float32")  # types of which any value is valid
 _RANGES = {"bool": (0, 1), "uint8": (0, 255), "int32": (-(1 << 31), (1 << 31) - 1)}  # stored as int64
@@ -108,13 +109,16 @@ class RecordCheck:
                 problems = self._problems(self._features, features)
                 if problems:
                     raise RecordError("; ".join(problems))
-                (image,) = features[self._features[0].key].values  # type: ignore[assignment]  # its kind was compared
+                stored: Any = features[self._features[0].key].values  # its kind was compared
+                image = memoryview(pack_values(stored)) if len(stored) > 1 else stored[0]
                 scalars = [spec for spec in self._features[1:] if spec.dtype == "int64" and spec.shape == ()]
                 ints = {spec.name: int(features[spec.key].values[0]) for spec in scalars}
                 problems = self._text_problems(features, ints.get(LABEL))
         except RecordError as error:
             raise RecordError(str(error).removeprefix(": ")) from error
         shape, label = self._tensor_shape, ints.get(LABEL)
+        if shape is None and self._pixels.frames:
+            frames_of(image, self._pixels)
         if shape is not None:
             if len(image) != (expected := self._pixels.bytes_of(shape)):
                 problems.append(f"the image has {len(image)} bytes, but a tensor of {shape} takes {expected}")
@@ -127,6 +131,16 @@ class RecordCheck:
 
     def check_image(self, sample: CheckedRecord) -> None:
         """Decode the image. Raises RecordError if it does not decode, or has another size than its record says."""
+        if self._pixels.frames:
+            for number, frame in enumerate(frames_of(sample.image, self._pixels)):
+                try:
+                    self._check_image(sample._replace(image=frame))
+                except RecordError as error:
+                    raise RecordError(f"frame {number}: {error}") from error
+        else:
+            self._check_image(sample)
+
+    def _check_image(self, sample: CheckedRecord) -> None:
         try:
             image, (height, width, channels) = self._decode_mended(sample.image)
             if CHANNELS in sample.sizes:
@@ -192,6 +206,8 @@ class RecordCheck:
             feature, count = features.get(spec.key), None if spec.shape is None else math.prod(spec.shape)
             if spec.is_raw or spec.is_picture:
                 count = 1  # all of it is one bytes value
+            elif spec.dtype == "bytes" and spec.pixels and spec.pixels.frames:
+                count = spec.pixels.frames
             if feature is None or (not len(feature.values) and (feature.kind is None or not count)):
                 # An empty list is often left out, or has no type: TensorFlow makes no difference.
                 problem = "is missing" if count else ""
@@ -266,9 +282,9 @@ def _owner_problem(spec: FeatureSpec, specs: Sequence[FeatureSpec], features: Ma
     return "" if items == boxes else f"has {items:g} items for {boxes:g} boxes in {owner.key!r}"
 
 
-def _size_problems(sizes: Mapping[str, int], shape: tuple[int, int, int]) -> list[str]:
+def _size_problems(sizes: Mapping[str, int], shape: tuple[int, ...]) -> list[str]:
     return [
         f"{name} is {sizes[name]}, but the image has {found}"
-        for name, found in zip((HEIGHT, WIDTH, CHANNELS), shape, strict=True)
+        for name, found in zip((HEIGHT, WIDTH, CHANNELS), shape[-3:], strict=True)
         if name in sizes and sizes[name] != found
     ]

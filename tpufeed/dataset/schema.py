@@ -100,7 +100,7 @@ class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             stored one.
         flip_pairs: pairs of keypoints, by index, that are the left and the right of the same thing: a mirrored image
             swaps them. () if there are none. By default they are unknown, and nothing is swapped.
-        pixels: pixel format of an image that is not `RGB8`.
+        pixels: pixel format of an image that is not `RGB8`. A clip is as many encoded images as it has frames.
     """
 
     name: str
@@ -275,7 +275,8 @@ def record_layout(features: tuple[FeatureSpec, ...]) -> FixedLayout:
     """
     if not features or features[0].dtype not in ("bytes", *PIXEL_TYPES):
         raise ManifestError(f"the first feature of a dataset has to be its image. Found {[f.name for f in features]}")
-    return FixedLayout(features[0].key, [feature.key for feature in features[1 : 1 + len(fixed_ints(features))]])
+    image, keys = features[0], [feature.key for feature in features[1 : 1 + len(fixed_ints(features))]]
+    return FixedLayout(image.key, keys, image.dtype == "bytes" and bool(image.pixels and image.pixels.frames))
 
 
 def name_boxes(names: Iterable[str]) -> tuple[tuple[str, ...], str]:

@@ -1,4 +1,4 @@
-"""The pixel format of images: the type of a value, and how many channels a pixel has. Told here once."""
+"""The pixel format of images: the type of a value, the channels of a pixel, the frames of a clip. Told here once."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -10,22 +10,30 @@ import numpy.typing as npt
 PixelType = Literal["uint8", "uint16", "float32"]
 PIXEL_TYPES = ("uint8", "uint16", "float32")
 MOST_CHANNELS = 64
+MOST_FRAMES = 1024
 
 
 class PixelFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Type and channels of all images of a column.
+    """Type and channels of all images of a column, and the number of frames if each is a clip.
 
     Attributes:
         dtype: type of the values. Stored ones are little-endian.
         channels: values of a pixel.
+        frames: images of a clip. Not there for single images.
     """
 
     dtype: PixelType = "uint8"
     channels: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANNELS)] = 3
+    frames: Annotated[int, msgspec.Meta(ge=2, le=MOST_FRAMES)] | msgspec.UnsetType = msgspec.UNSET
 
-    def shape(self, size: tuple[int, int]) -> tuple[int, int, int]:
-        """Return the shape of an image of this (height, width)."""
-        return (*size, self.channels)
+    @property
+    def frame(self) -> "PixelFormat":
+        """The pixel format of one frame of a clip."""
+        return msgspec.structs.replace(self, frames=msgspec.UNSET)
+
+    def shape(self, size: tuple[int, int]) -> tuple[int, ...]:
+        """Return the shape of an image, or a clip, of this (height, width)."""
+        return (*((self.frames,) if self.frames else ()), *size, self.channels)
 
     def bytes_of(self, shape: tuple[int, ...] | None) -> int:
         """Return the bytes of pixels of this shape, 0 without one."""
@@ -37,7 +45,8 @@ class PixelFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.require(found, self.dtype, "A")
 
     def __str__(self) -> str:
-        return f"{self.dtype} of {self.channels} channel{'s' * (self.channels > 1)}"
+        clip = f", clips of {self.frames} frames" if self.frames else ""
+        return f"{self.dtype} of {self.channels} channel{'s' * (self.channels > 1)}{clip}"
 
 
 RGB8 = PixelFormat()

@@ -71,7 +71,7 @@ _Size = tuple[int, int]  # (height, width)
 def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
     folder: Path,
     images: Sequence[bytes],
-    shape: tuple[int, int, int] | None = None,
+    shape: tuple[int, ...] | None = None,
     shards: int = 8,
     least_bytes: int = _PLENTY_BYTES,
     split: str = _SPLIT,
@@ -385,7 +385,7 @@ def try_device_ops(  # noqa: PLR0913  # each option is a parameter that editors 
     """
     info, entry = cache.manifest.cache, cache.split(split)
     assert info is not None, "it is a cache"
-    stored = info.shape[:2]
+    stored = info.shape[0], info.shape[1]
     plan = plan_device_ops((*ops, *device_ops), stored)
     if plan is None or len(plan.host) >= len(ops):
         return (), []

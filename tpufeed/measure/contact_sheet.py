@@ -19,6 +19,7 @@ import numpy as np
 from crc32c import crc32c
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from tpufeed.dataset.clips import pipeline_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.sample import Sample
@@ -26,7 +27,6 @@ from tpufeed.dataset.schema import FILENAME, LABEL, FeatureSpec
 from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Pixels
 from tpufeed.images.geometry import Geometry
-from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.protocols import Window
 from tpufeed.measure.files import check_output, write_file
@@ -111,8 +111,9 @@ def make_contact_sheet(
         stored = "raw " + "x".join(map(str, manifest.tensor_shape))
     else:
         stored = ", ".join(dict.fromkeys(name.partition(",")[0] for name in manifest.images)) or "encoded"
-    if manifest.pixels != RGB8:
+    if manifest.pixels.frame != RGB8:
         stored = f"{manifest.pixels}, channels 0 to 2 from the {_STRETCHED[0]}nd to the {_STRETCHED[1]}th percentile"
+    stored += f", the middle frame of {manifest.pixels.frames}" if manifest.pixels.frames else ""
     number = format_count(dataset.split(split).records, "sample")
     title = f"{dataset.label}   {split}: {len(places)} of {number}   {stored}"
     _write(draw, (_GAP_PX, 5), title, _TITLE_FONT_PX, width - 2 * _GAP_PX, _INK)
@@ -189,8 +190,10 @@ def _read_tile(
         data, shape = reader.layout.decode(payload)[0], manifest.tensor_shape
         if shape is not None and len(data) != (size := manifest.pixels.bytes_of(shape)):
             raise RecordError(f"the image has {len(data)} bytes, but a tensor of {shape} takes {size}")
-        pixels = Pipeline((), seed=0, upright=manifest.upright, pixels=manifest.pixels).run_stored(data, shape, ())
-        image = Image.fromarray(np.ascontiguousarray(_stretch(pixels) if manifest.pixels != RGB8 else pixels))
+        make = pipeline_of(manifest.pixels)
+        pixels = make((), seed=0, upright=manifest.upright, pixels=manifest.pixels).run_stored(data, shape, ())
+        pixels = pixels[len(pixels) // 2] if manifest.pixels.frames else pixels
+        image = Image.fromarray(np.ascontiguousarray(_stretch(pixels) if manifest.pixels.frame != RGB8 else pixels))
         stored = image.height, image.width
         scale = size_px / max(image.size)
         if scale >= 2:  # show a tiny image with visible pixels

@@ -200,6 +200,8 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
         raise OptionError(
             f"{sources[0].url}: split {split!r} is empty, so there is nothing to measure; choose another with --split"
         )
+    if clips := next((source for source in sources if source.manifest.pixels.frames), None):
+        raise OptionError(f"doctor tells apart what single images cost, and {clips.url} holds clips: use tpufeed bench")
     # Device ops may crop themselves.
     default = asked.ops is None and not later and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else asked.ops

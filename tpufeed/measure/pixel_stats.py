@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tpufeed.dataset.clips import pipeline_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.pipeline import Pipeline
 
 PERCENTILES = (0, 1, 2, 25, 50, 75, 98, 99, 100)
 _BITS = 16
@@ -61,7 +61,7 @@ def measure_pixels(dataset: Dataset, split: str) -> list[ChannelStats]:
 
 def _iter_images(dataset: Dataset, split: str) -> Iterator[Pixels]:
     manifest, layout = dataset.manifest, dataset.reader(split).layout
-    pipeline = Pipeline((), seed=0, upright=manifest.upright, pixels=manifest.pixels)
+    pipeline = pipeline_of(manifest.pixels)((), seed=0, upright=manifest.upright, pixels=manifest.pixels)
     for payload in dataset.iter_payloads(split):
         yield pipeline.run_stored(layout.decode(payload)[0], manifest.tensor_shape, ())
 

@@ -315,7 +315,7 @@ class Decoder:
 
         def find_geometry() -> Any:
             if plan.shape is not None:
-                height, width = plan.shape[:2]
+                height, width, _ = plan.shape[-3:]
             elif plan.size_at is not None:
                 height, width = (ints[at] for at in plan.size_at)
             else:
@@ -360,7 +360,7 @@ class Decoder:
             target = rows[name]
             found = None if isinstance(target, list) else target[row]
             outs.append(found if found is None or place is None else found[place])
-        if plan.shape is None and len(plan.pipelines) > 1:
+        if plan.shape is None and len(plan.pipelines) > 1 and not plan.pixels.frames:
             made = run_views(plan.pipelines, image, draws, outs, _scratch)
         else:
             each = zip(plan.made, draws, outs, strict=True)

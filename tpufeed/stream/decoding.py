@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from tpufeed.dataset import schema
+from tpufeed.dataset.clips import ClipPipeline
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.naming import EVALUATION, is_evaluation
 from tpufeed.dataset.order import Ints
@@ -135,7 +136,8 @@ def plan_decoding(
         whole = bool(later) and not ops
         keys = {own: (pipelines[0].seed, place) for own, place in shared[view].items()} if view else {}
         fast, upright, pixels = not manifest.is_coded, manifest.upright, manifest.pixels
-        made = Pipeline([*ops, *later], draws, fast, upright, whole=whole, pixels=pixels, shared=keys)
+        make = ClipPipeline if pixels.frames else Pipeline
+        made = make([*ops, *later], draws, fast, upright, whole=whole, pixels=pixels, shared=keys)
         pipelines.append(made)
     first = pipelines[0].ops
     if late := [op for view in views[1:] for op in view if isinstance(op, Choose) and op not in first]:
@@ -263,7 +265,7 @@ def _plan_device_ops(
 ) -> Decoding:
     """Return a plan with `ops`, which a device can run after the ops `here`. Raises OptionError if it cannot."""
     cache, whole = manifest.cache, plan.pipelines[0]
-    if manifest.pixels != RGB8 and ops:
+    if manifest.pixels.frame != RGB8 and ops:
         raise refused(ops[0], f", which takes 8-bit RGB, and the images are {manifest.pixels}")
     size = here.output_size(manifest.image_size)
     if size is None:
@@ -286,13 +288,17 @@ def _plan_device_ops(
         coefficients = of_quality(size, cache.quality)
     image_ops, mixing = DeviceOps(ops[:first], size, coefficients), None
     if first < len(ops):
+        if manifest.pixels.frames:
+            raise OptionError(f"{type(ops[first]).__name__} mixes single images, and these are clips: leave it out")
         mixing = _plan_mixing(plan, ops[first:], image_ops.out_size, len(manifest.class_names))
-    device_ops = BatchOps(image_ops, mixing)
+    device_ops = BatchOps(image_ops, mixing, manifest.pixels)
     # Draws of an op depend on its place among all ops.
     numbered = tuple(enumerate(ops, len(here.ops)))
     if on_device:
         columns = plan.columns.before_device_ops(device_ops.sent, device_ops.width)
-        made = [Pipeline(here.ops, whole.seed, whole.fast, whole.upright, coefficients=coefficients)]
+        make = ClipPipeline if manifest.pixels.frames else Pipeline
+        seed, fast, upright = whole.seed, whole.fast, whole.upright
+        made = [make(here.ops, seed, fast, upright, pixels=manifest.pixels, coefficients=coefficients)]
         drawn = plan.pipelines if columns.fields else made
         return replace(plan, device_ops=device_ops, numbered=numbered, columns=columns, made=made, drawn=drawn)
     if mixing is not None:
@@ -361,6 +367,8 @@ def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:
     handed = {spec.of: plan.specs[spec.of] for spec in handed.values() if isinstance(spec.of, str)} | handed
     if not handed:
         return None
+    if plan.pixels.frames:
+        raise OptionError(f"{custom} cannot change {', '.join(handed)} with clips: leave it, or these columns, out")
     picture = next((each for each in plan.columns.fields if isinstance(each, Picture)), None)
     if picture is not None:
         (column,) = picture.columns

@@ -234,7 +234,7 @@ class HostStream(LedStream):
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """Shape of every image: (height, width, channels), or (views, height, width, channels). () without images."""
+        """Shape of every image: (height, width, channels), after the frames of clips, and views. () without images."""
         return next((column.shape for column in self.columns.images), ())
 
     @property

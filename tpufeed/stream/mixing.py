@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tpufeed.images.device import Arrays, BatchDraws, DeviceOps
 from tpufeed.images.mixing import MixingOp
-from tpufeed.images.pixel_format import RGB8
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE, LABEL, Array, Column, image_column
 
 
@@ -80,12 +80,14 @@ class BatchOps:
     """All ops that run on a device over the columns of a batch: those of single images, then those that mix rows.
 
     Attributes:
-        ops: the ops of single images.
+        ops: the ops of single images. All frames of a clip get its numbers.
         mixing: the ops that mix rows, if any.
+        pixels: pixel format of the images.
     """
 
     ops: DeviceOps
     mixing: Mixing | None
+    pixels: PixelFormat = RGB8
 
     @property
     def width(self) -> int:
@@ -107,7 +109,7 @@ class BatchOps:
         """The column of images that a device gets: pixels, or coefficients."""
         coefficients = self.ops.coefficients
         if coefficients is None:
-            return image_column(IMAGE, RGB8, self.ops.size)
+            return image_column(IMAGE, self.pixels, self.ops.size)
         return Column(IMAGE, "int8", coefficients.shape)
 
     @property
@@ -122,8 +124,15 @@ class BatchOps:
             columns: those of `names` and `DEVICE_NUMBERS` on a device, maybe traced. Others are ignored.
             arrays: functions of their framework.
         """
-        numbers = columns[DEVICE_NUMBERS]
-        images = self.ops.apply(columns[IMAGE], numbers[:, : self.ops.width], arrays)
+        numbers, images = columns[DEVICE_NUMBERS], columns[IMAGE]
+        own, frames = numbers[:, : self.ops.width], self.pixels.frames
+        if frames:  # become rows, each with the numbers of its clip
+            rows = numbers.shape[0] * frames
+            images = arrays.reshape(images, (rows, *self.ops.size, 3))
+            own = arrays.reshape(own[:, None] * arrays.row([1.0] * frames, own)[:, None], (rows, self.ops.width))
+        images = self.ops.apply(images, own, arrays)
+        if frames:
+            images = arrays.reshape(images, (numbers.shape[0], frames, *self.ops.out_size, 3))
         if self.mixing is None:
             return {IMAGE: images}
         return self.mixing.apply({**columns, IMAGE: images}, numbers[:, self.ops.width :], arrays)

@@ -141,7 +141,8 @@ class SplitSamples:
     ) -> dict[str, Sequence[Any]]:
         """Return the columns of these samples in `epoch`, one value per sample: arrays, ints, floats and texts.
 
-        An image is uint8 (height, width, 3), or (views, height, width, 3) for several views of one size. Thread-safe.
+        An image is (height, width, channels), after the frames of a clip, or (views, ...) for several views of one
+        size. Thread-safe.
 
         Args:
             samples: numbers of the samples, from 0. They are their ids, but not in a view.
@@ -165,9 +166,8 @@ class SplitSamples:
         self._decoder.decode(reader, places, draws, rows, range(len(samples)))
         if self._admission is not None:
             self._admission.touch(reader, variant, [shard for shard, _ in places])
-        for column in self.columns.images:
-            if len(column.shape) == 4:
-                rows[column.name] = [np.stack(views) for views in rows[column.name]]
+        for column in self.columns.images if len(self.columns.views) > 1 else ():
+            rows[column.name] = [np.stack(views) for views in rows[column.name]]
         return rows | {SAMPLE: samples.tolist()}
 
     def _open(self, variant: int) -> Reader:

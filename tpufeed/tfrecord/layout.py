@@ -3,6 +3,8 @@
 Any protobuf parser reads these bytes. A loader need not parse them. The image comes first, and every length before it
 is a varint padded to 5 bytes, so it starts at `image_offset` of the payload, whatever its size. The integer features
 follow in a fixed order, each value a varint padded to 10 bytes. All other features come last.
+
+A clip has a list of images. All of it, as `pack_values` joins it, then counts as the image.
 """
 
 import struct
@@ -27,19 +29,21 @@ from tpufeed.tfrecord.example import (
 
 _LENGTH_BYTES = 5  # of a padded varint: 35 bits
 _INT_BYTES = 10
+_VALUE_HEAD_BYTES = 6  # of a value in a list of bytes: its tag and padded length
 
 
 class FixedLayout:
     """Encodes and decodes payloads with the image `image_key` and the integers `int_keys` in front.
 
-    Immutable and safe to share between threads.
+    Immutable and safe to share between threads. With `is_list` the image is a list of values, see `pack_values`.
     """
 
-    def __init__(self, image_key: str, int_keys: Sequence[str]) -> None:
-        self.image_key = image_key
+    def __init__(self, image_key: str, int_keys: Sequence[str], is_list: bool = False) -> None:
+        self.image_key, self._is_list = image_key, is_list
         self.int_keys = tuple(int_keys)
         self._key_field = encode_field(1, image_key.encode())
-        self.image_offset = 30 + len(self._key_field)  # five tags, each with a padded length, and the key
+        # The key, and five tags, each with a padded length. The last one is that of a value.
+        self.image_offset = 30 + len(self._key_field) - _VALUE_HEAD_BYTES * is_list
         self._key_at = slice(12, 12 + len(self._key_field))  # after two of them
         self._length_at = slice(self.image_offset - _LENGTH_BYTES, self.image_offset)
         # Entries of one padded varint, up to this: all their lengths are known.
@@ -121,15 +125,17 @@ class FixedLayout:
         return length, ints, bytes(payload[stop + self._ints.size :])
 
     def _encode_prefix(self, image_bytes: int, payload_bytes: int) -> bytes:
-        """Return the bytes of a payload before its image: five nested messages."""
-        return b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a%b" % (
+        """Return the bytes of a payload before its image: five nested messages, or four before a list."""
+        value_bytes = image_bytes - _VALUE_HEAD_BYTES * self._is_list
+        prefix = b"\x0a%b\x0a%b%b\x12%b\x0a%b\x0a%b" % (
             _pad_length(payload_bytes - 6),
             _pad_length(self.image_offset + image_bytes - 12),
             self._key_field,
-            _pad_length(image_bytes + 12),
-            _pad_length(image_bytes + 6),
-            _pad_length(image_bytes),
+            _pad_length(value_bytes + 12),
+            _pad_length(value_bytes + 6),
+            _pad_length(value_bytes),
         )
+        return prefix[: self.image_offset]
 
     def _find(self, payload: memoryview) -> tuple[int, tuple[int, ...]] | None:
         """Return where the image ends, and the integers behind it, or None if they are not at their places."""
@@ -148,9 +154,12 @@ class FixedLayout:
 
     def _parse(self, payload: memoryview, where: str) -> tuple[memoryview, tuple[int, ...]]:
         features = decode_example(payload, where)
-        values = []
+        values = list[Any]()
         for name in (self.image_key, *self.int_keys):
-            feature = features.get(name)
+            feature: Any = features.get(name)
+            if self._is_list and not values and feature is not None and feature.kind == "bytes":
+                values.append(memoryview(pack_values(feature.values)))
+                continue
             if feature is None or len(feature.values) != 1:
                 found = "is missing" if feature is None else f"has {len(feature.values)} values instead of one"
                 raise RecordError(f"{where}: feature {name!r} {found}. The record has {sorted(features)}")
@@ -204,6 +213,24 @@ class ScalarEntry:
         if self._is_varint and (value[-1] > 0x7F or min(value[:-1], default=0x80) < 0x80):
             return None
         return value, stop
+
+
+def pack_values(values: Iterable[Any]) -> bytes:
+    """Return values as a list of bytes holds them."""
+    return b"".join([b"\x0a%b%b" % (_pad_length(len(value)), value) for value in values])
+
+
+def split_values(packed: memoryview) -> list[memoryview]:
+    """Return the values that `pack_values` has joined. Raises RecordError."""
+    found, at = list[memoryview](), 0
+    while at < len(packed):
+        start = at + _VALUE_HEAD_BYTES
+        length = _read_padded(bytes(packed[at + 1 : start])) if packed[at] == 0x0A else None
+        if length is None or start + length > len(packed):
+            raise RecordError(f"value {len(found)} of the image's list has no sound length")
+        at = start + length
+        found.append(packed[start:at])
+    return found
 
 
 def _pad_length(length: int) -> bytes:
