@@ -66,6 +66,8 @@ def shard_command(
         str, flags.in_images(metavar="FORMAT", autocompletion=one_of("keep", "exact", "jpeg", "png", "webp", "dct"))
     ] = "keep",
     pixels: Annotated[str, flags.in_images(metavar="FORMAT", autocompletion=one_of("rgb8", "keep"))] = "rgb8",
+    frames: Annotated[int | None, flags.in_images(metavar="N")] = None,
+    frame_stride: Annotated[int | None, flags.in_images(metavar="N")] = None,
     progressive: Annotated[str, flags.in_images(metavar="HOW", autocompletion=one_of("keep", "baseline"))] = "keep",
     quality: flags.Quality = 90,
     presize: Annotated[int | None, flags.in_images(metavar="PIXELS")] = None,

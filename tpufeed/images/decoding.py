@@ -6,7 +6,7 @@ All become 8-bit RGB, or grey if asked for. Only .npy, which holds images of ano
 import io
 import threading
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import cv2
 import numpy as np
@@ -35,6 +35,7 @@ from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, it
 _LINE_BYTES = 32  # of AVX2's stores
 _DCT_HEAD = 12  # bytes of a DCT image that tell its size
 _SCALING = ("Gray", "RGB", "YCbCr")  # colour spaces that simplejpeg decodes to grey or RGB, at any size
+T = TypeVar("T")
 Pixels: TypeAlias = npt.NDArray[Any]  # (height, width, channels) of a `PixelFormat`
 Buffer: TypeAlias = Callable[[int], Pixels]  # a flat uint8 array of at least this size, free to be overwritten
 
@@ -142,9 +143,9 @@ def check_pixels(data: bytes, header: ImageHeader) -> None:
     is_decoded = header.jpeg is not None and _check_jpeg(data, header.jpeg)
     if header.format == "png" and header.plain and not data[28]:  # of 8 bits, neither animated nor interlaced
         check_png_rows(data)
-        _open_by_pillow(one_pixel_of(data), _load)
+        open_by_pillow(one_pixel_of(data), _load)
     elif not is_decoded:  # also a JPEG of a rare subsampling: libjpeg may refuse it though all codes are right
-        _open_by_pillow(data, _load)
+        open_by_pillow(data, _load)
 
 
 def turn(pixels: Pixels, orientation: int) -> Pixels:
@@ -178,7 +179,7 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
     if sniff(data) in (*MODERN, "dct"):
         found = read_header(bytes(data if data[:4] != DCT_START else data[:_DCT_HEAD]))
         return found.height, found.width
-    return _open_by_pillow(data, lambda image, _: image).size[::-1]
+    return open_by_pillow(data, lambda image, _: image).size[::-1]
 
 
 def _decode_jpeg(
@@ -256,13 +257,12 @@ def _check_jpeg(data: bytes | memoryview, jpeg: JpegHeader, must: bool = True) -
 
 def decode_by_pillow(data: bytes | memoryview, mode: str, backdrop: int = 255, deep_bits: int = 16) -> Pixels:
     """Decode to pixels in `mode`, "RGB" or "L". Errors in our own scaling are not taken for errors of the image."""
-    image = _open_by_pillow(data, lambda image, data: flatten(_load(image, data), mode, backdrop))
+    image = open_by_pillow(data, lambda image, data: flatten(_load(image, data), mode, backdrop))
     return np.asarray(image if image.mode == mode else to_8_bits(image, backdrop, deep_bits).convert(mode))
 
 
-def _open_by_pillow(
-    data: bytes | memoryview, step: Callable[[Image.Image, bytes | memoryview], Image.Image]
-) -> Image.Image:
+def open_by_pillow(data: bytes | memoryview, step: Callable[[Image.Image, bytes | memoryview], T]) -> T:
+    """Return the result of a step with an opened image, which gets the data, too. Raises ImageError."""
     image_format = sniff(data)
     if image_format is None:
         raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {bytes(data[:8])!r}")

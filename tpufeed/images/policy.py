@@ -25,7 +25,7 @@ from tpufeed.images.kept import Kept, read_kept
 from tpufeed.images.markers import encode_jpeg, is_sound, mark_jpeg
 from tpufeed.images.mending import mend
 from tpufeed.images.modern import MODERN
-from tpufeed.images.pixel_format import RGB8, PixelFormat
+from tpufeed.images.pixel_format import MOST_FRAMES, RGB8, PixelFormat
 from tpufeed.images.protocols import Window
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 from tpufeed.images.tensors import encode_npy
@@ -62,6 +62,10 @@ class Images:
         pixels: "keep" stores PNG of 16 bits or with alpha, TIFF and NumPy's .npy as they are: uint8, uint16 or float32
             with 1 to 64 channels. All images of a dataset have the format that most have, and others are rejected.
             "rgb8" makes 8-bit RGB or grey of all, by `deep`, `alpha` and `bands`.
+        frames: make a clip of each animated GIF, PNG or WebP, TIFF of several pages, or folder of numbered images: this
+            many frames, 2 to 1024, from the first to the last one at equal distances. One with fewer is rejected. See
+            docs/clips.md.
+        frame_stride: take every so many frames instead, from the first one on, until there are `frames`.
         progressive: "keep" leaves progressive JPEGs as they are, "baseline" rewrites them without loss, to decode two
             to three times faster and have restart markers.
         quality: quality of JPEG and WebP images that are encoded again, 1 to 100.
@@ -98,6 +102,8 @@ class Images:
     check: Literal["full", "header"] = "full"
     encode: Encoding = "keep"
     pixels: Literal["rgb8", "keep"] = "rgb8"
+    frames: Annotated[int, between(2, MOST_FRAMES)] | None = None
+    frame_stride: Annotated[int, between(1, 65535)] | None = None
     progressive: Literal["keep", "baseline"] = "keep"
     quality: Quality = 90
     presize: Annotated[int, between(8, 16384)] | None = None
@@ -122,6 +128,8 @@ class Images:
             raise OptionError(
                 f"pixels='keep' keeps images as they are, and encode={self.encode!r} changes them: leave one out"
             )
+        if self.frame_stride is not None and self.frames is None:
+            raise OptionError("frame_stride is for clips. Give frames as well, like frames=16")
         if self.encode == "dct" and not CAN_REWRITE:
             raise OptionError("encode='dct' takes a tpufeed with its C extension (docs/install.md)")
         if self.progressive == "baseline" and not self.restart_markers:
@@ -140,7 +148,7 @@ class Images:
 
         Younger options are left out if they have their defaults: datasets from before them can then grow.
         """
-        younger = (("bands", "drop"), ("pixels", "rgb8"), ("nan", "reject"))
+        younger = (("bands", "drop"), ("pixels", "rgb8"), ("nan", "reject"), ("frames", None), ("frame_stride", None))
         return {name: value for name, value in asdict(self).items() if (name, value) not in younger}
 
 

@@ -77,26 +77,30 @@ def probe_images(inventory: Inventory) -> list[tuple[Item, Probed | ImageError]]
 
 
 def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[str]:
-    """Find the pixel format of a dataset that keeps that of its images, by the first ones, and put it into the schema.
+    """Find the pixel format of a dataset of clips, or one that keeps that of its images, by the first ones.
 
-    Return warnings. Raises OptionError if images differ, or do not fit a growing dataset or another option.
+    Put it into the schema, and return warnings. Raises OptionError if images differ, or do not fit a growing dataset or
+    another option.
     """
     counts, examples = Counter[PixelFormat](), dict[PixelFormat, str]()
+    frames, keeps = inventory.options.images.frames or msgspec.UNSET, inventory.options.images.pixels == "keep"
 
     def look(item: Item, data: Sequence[bytes]) -> None:
         kept = read_kept(data[0])
         if kept is None:
             read_header(data[0])  # what is no image does not count
-        found = RGB8 if kept is None else kept.pixels
+        found = msgspec.structs.replace(RGB8 if kept is None else kept.pixels, frames=frames)
         counts[found] += 1
         examples.setdefault(found, item.path)
 
-    for _ in iter_taken(Files(inventory.base), inventory.sample(_PROBED_IMAGES), look):
+    for _ in iter_taken(Files(inventory.base), inventory.sample(_PROBED_IMAGES) if keeps else (), look):
         pass
-    if not counts:  # the build will say why none is readable
-        return []
+    if not counts:
+        if keeps and not frames:  # the build will say why none is readable
+            return []
+        counts[msgspec.structs.replace(RGB8, frames=frames)] = 0
     (pixels, most), *others = counts.most_common()
-    said = "; ".join(f"{count} {found}, like {examples[found]}" for found, count in counts.most_common())
+    said = "; ".join(f"{count} {found}, like {examples[found]}" for found, count in counts.most_common() if count)
     if counts.total() - most > _MOST_OTHERS * counts.total():
         raise OptionError(
             f"{mask_secrets(inventory.base)}: the images differ, and --pixels keep takes one format. The first "
@@ -104,15 +108,16 @@ def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[
         )
     if standing is not None and pixels != standing.manifest.pixels:
         raise OptionError(
-            f"the images of the dataset are {standing.manifest.pixels}, and the new ones {pixels}, like "
-            f"{examples[pixels]}. Nothing was changed. Shard them as a dataset of their own"
+            f"the images of the dataset are {standing.manifest.pixels}, and the new ones {pixels}"
+            f"{f', like {examples[pixels]}' if examples else ''}. Nothing was changed. Shard them as a separate dataset"
         )
     if pixels == RGB8:
         return []
-    picture = next((spec.name for spec in inventory.features if spec.kind == "image"), None)
-    if picture is not None or inventory.options.names == "kaggle":
-        what = "names='kaggle' is" if picture is None else f"the image column {picture!r} is"
-        raise OptionError(f"{what} for 8-bit RGB, and the images are {pixels}: leave --pixels keep out, or that option")
+    other = next((spec for spec in inventory.features if (spec.kind if frames else spec.kind == "image")), None)
+    if other is not None or inventory.options.names == "kaggle":
+        what = "names='kaggle' is" if other is None else f"the {other.kind} column {other.name!r} is"
+        only, flag = ("single images", "--frames") if frames else ("8-bit RGB", "--pixels keep")
+        raise OptionError(f"{what} for {only}, and the images are {pixels}: leave {flag} out, or that option")
     image, *rest = inventory.features
     inventory.features = (msgspec.structs.replace(image, pixels=pixels), *rest)
     return [f"not all images have one format, and others are rejected. The first: {said}"] if others else []
@@ -192,7 +197,8 @@ class ShardRecipe(Recipe):
             if not inventory.count:  # the growing dataset has all of them
                 yield Draft(header=None, skipped=inventory.skipped, warnings=tuple(said))
                 return
-            if options.images.pixels == "keep":
+            grown = self.standing is not None and self.standing.manifest.pixels.frames
+            if options.images.pixels == "keep" or options.images.frames or grown:
                 said += find_pixels(inventory, self.standing)
             start = time.perf_counter()
             if is_preview or options.sizes_differ:

@@ -348,10 +348,11 @@ class Growth:
         while lines := self._query(statement, (last, _AT_ONCE)).fetchall():
             # Only the image's own file: neither masks nor columns.
             items = (decode_item(line) for _, line in lines)
-            inputs = [msgspec.structs.replace(item, images=(), problem=None) for item in items]
+            frames = self._standing.manifest.pixels.frames
+            inputs = [msgspec.structs.replace(i, images=i.images if frames else (), problem=None) for i in items]
             with closing(iter_certain(files, inputs)) as read:
                 found = [
-                    (row, image_digest(data[0]))
+                    (row, image_digest(b"".join(data)))
                     for (row, *_), (_, data) in zip(lines, read, strict=True)
                     if not isinstance(data, ImageError)
                 ]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from tpufeed.dataset.manifest import Markers, join_levels
 from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, OWN_NAMES, TEXT, FeatureSpec, kaggle_values
 from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.decoding import inverse_orientation
+from tpufeed.images.frames import read_frames
 from tpufeed.images.header import sniff
 from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.modern import readable_formats
@@ -30,11 +31,13 @@ from tpufeed.sources.options import MASKS, ShardOptions
 from tpufeed.sources.outlines import MaskDrawer
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
+from tpufeed.tfrecord.layout import pack_values
 
 # An engine finds `run` and `reach` here.
 __all__ = ["DROPPED", "TINY", "TURNED", "UNSURE", "SampleMaker", "ShardContext", "reach", "run"]
 
 _SEEN_INPUTS = 4
+_MOST_CLIP_BYTES = (1 << 31) - (1 << 20)  # protobuf holds no message of 2 GiB
 
 # Odd cases of images with boxes: boxes outside the image or the square that "fit" cuts out, boxes that reached beyond
 # the image, and, if the source says the sizes of images, boxes that refer to the stored image while the upright one is
@@ -94,6 +97,10 @@ class SampleMaker:
 
     def __call__(self, item: Item, data: Sequence[bytes]) -> StoredSample:
         """Return the sample of an input from the bytes of its files. Raises ImageError, naming file or column."""
+        if self._format.frames:
+            image = self._store_clip(item, data)
+            rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
+            return StoredSample(image, rest, len(image.data))
         image = store_image(data[0], self._policy, item.path, self._format)
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
         if not self._pictures and self._boxes is None:
@@ -124,6 +131,48 @@ class SampleMaker:
                 raise ImageError(error.reason, f"{spec.name!r}, {where}: {error}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
         return StoredSample(image, rest, size, odd)
+
+    def _store_clip(self, item: Item, data: Sequence[bytes]) -> StoredImage:
+        """Return a clip from the file of each frame, or from one file with all. Its `data` is a list of images.
+
+        Raises:
+            ImageError: as for an image, too_few_frames, or mixed_frames.
+        """
+        policy, pixels = self._policy, self._format.frame
+        files = [place_of(file) for file in files_of(item)]
+        if is_animated := len(data) == 1:
+            kind, data = sniff(data[0]), read_frames(data[0], policy.frames or 0, policy.frame_stride)
+            files = [f"frame {number} of the clip" for number in range(len(data))]
+            if kind in ("gif", "webp"):
+                policy = replace(policy, pixels="rgb8")
+            if kind == "webp" and policy.encode not in ("png", "webp"):  # as of images that are encoded again
+                policy = replace(policy, encode="jpeg")
+        images = list[StoredImage]()
+        for name, part in zip(files, data, strict=True):
+            try:
+                image = store_image(part, policy, name, pixels)
+            except ImageError as error:
+                raise ImageError(error.reason, f"{name}: {error}") from error
+            if "animated" in image.odd:
+                raise ImageError("unsupported", f"{name} was taken for one frame, by its number, and has several")
+            images.append(image)
+        first, shapes = images[0], [f"{image.width}x{image.height}x{image.channels}" for image in images]
+        for name, shape in zip(files, shapes, strict=True):
+            if shape != shapes[0]:
+                raise ImageError("mixed_frames", f"{name} has {shape} values, and the first frame {shapes[0]}")
+        packed = pack_values(image.data for image in images)
+        if len(packed) >= _MOST_CLIP_BYTES:
+            raise ImageError("too_large", f"the frames take {len(packed):,} bytes, and a record holds less than 2 GiB")
+        levels = [image.levels for image in images if image.levels is not None]
+        return replace(
+            first,
+            data=packed,
+            kept=not is_animated and all(image.kept for image in images),
+            odd=tuple(dict.fromkeys(case for image in images for case in image.odd)),
+            mended=any(image.mended for image in images),
+            added_bytes=sum(image.added_bytes or 0 for image in images) if first.added_bytes is not None else None,
+            levels=(min(low for low, _ in levels), max(high for _, high in levels)) if levels else None,
+        )
 
     def _find_turn(self, said: tuple[int, int], image: StoredImage) -> tuple[tuple[int, int], int, tuple[str, ...]]:
         """Return the size that boxes refer to, the orientation that turns it to the image in the file, and odd cases.
@@ -182,12 +231,12 @@ class ShardContext(TaskContext):
         """Write the images of the task's inputs by the policy."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
         make = SampleMaker(header.features, header.class_names, self.options, header.listed.box_format)
-        keys = {spec.name: spec.key for spec in header.features}
+        keys, is_clip = {spec.name: spec.key for spec in header.features}, self.options.images.frames is not None
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
                 digests += REJECTED if isinstance(sample, ImageError) else TAKEN
-                digests += image_digest(data[0]) if data else UNREAD
+                digests += image_digest(b"".join(data) if is_clip else data[0]) if data else UNREAD
                 if isinstance(sample, ImageError):
                     if sample.reason == "unsupported" and (self.modern - readable_formats()) & set(map(sniff, data)):
                         raise BuildError(

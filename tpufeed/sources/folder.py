@@ -58,6 +58,7 @@ class FolderSource(Source):
                 "to keep them, or give the folder of one split only"
             )
         self._store, self._options, self.base = store, options, store.url
+        self._iter_files: Callable[[], Iterator[ObjectInfo]] = self._folder.iter_objects
         self.splits = split_folders and options.split_shares is None
         level = options.class_level + (self.splits and options.class_level > 0)
         self.labels_from = f"the {_LEVELS.get(level, f'{level}.')} folders"
@@ -71,7 +72,7 @@ class FolderSource(Source):
         images, classed, unread = 0, 0, dict[str, list[str]]()  # a few files of annotations of each ending
         has_tfrecords, beside = False, list[str]()
         with nullcontext() if masks is None else _open_masks(masks, store, found) as add_mask, listing():
-            for info in self._folder.iter_objects():
+            for info in self._iter_files():
                 if not is_image_name(info.name, suffix):
                     count_ending(found.ignored_files, info.name)
                     if info.name.lower().endswith(_OF_ANNOTATIONS) and not is_hidden(info.name):

@@ -8,6 +8,7 @@ from pathlib import Path
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name, unpack_beside
 from tpufeed.errors import NoInputsError, OptionError, SourceError
 from tpufeed.sources import columnar
+from tpufeed.sources.clips import ClipsSource
 from tpufeed.sources.coco import CocoSource
 from tpufeed.sources.coco_folders import named_splits
 from tpufeed.sources.columnar import ColumnarSource
@@ -83,6 +84,8 @@ def find_source(url: str, options: ShardOptions) -> Source:
                 "--masks DIR, or --image-column mask=COLUMN:mask"
             )
         import_pycocotools()
+    if options.images.frames is not None and kind is FolderSource:
+        kind = ClipsSource
     source = kind(place, options)
     if options.split_with is not None and not names_in(options.split_with):
         raise OptionError("split_with names the columns that keep samples together, and here it names none")

@@ -54,6 +54,7 @@ class ImageColumn(NamedTuple):
 _READING: dict[str, Any] = {"reads": True}
 # Options that plan and manifest hold even if they have their defaults. Other options are there only if given.
 _ALWAYS_STORED = frozenset(("hosts", "splits", "split_by", "image", "label", "classes", "seed"))
+_BESIDE_IMAGES = ("masks", "image_columns", "outlines", "group_by")
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 _FORM = "write them like train=0.9,val=0.1"
 _NO_EXTENSION = (
@@ -180,6 +181,10 @@ class ShardOptions:
             )
         if self.outlines == "semantic" and self.label == "none":
             raise OptionError("semantic outlines are drawn with the ids of classes. Leave label='none' out")
+        marks = [name for name in ("column", "keypoints") if getattr(self.boxes, name)]
+        given = [f"boxes.{name}" for name in marks] + [name for name in _BESIDE_IMAGES if getattr(self, name)]
+        if given and self.images.frames is not None:
+            raise OptionError(f"frames make clips, and {given[0]} is for single images. Leave one of them out")
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")
@@ -194,7 +199,7 @@ class ShardOptions:
         has_pictures = bool(self.image_columns) or self.masks is not None
         sizes_differ = images.presize is not None or images.encode != "keep" or images.greyscale == "rgb"
         # Masks have no files, and images that are kept as they are become .npy.
-        sizes_differ = sizes_differ or self.outlines is not None or images.pixels == "keep"
+        sizes_differ = sizes_differ or self.outlines is not None or images.pixels == "keep" or images.frames is not None
         lacks_markers = images.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),

@@ -20,9 +20,10 @@ from tpufeed.builds.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import BOX_NAMES, name_boxes
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
+from tpufeed.images.frames import choose_frames
 from tpufeed.sources.boxes import pair_names
 from tpufeed.sources.inputs import Files, is_web
-from tpufeed.sources.options import KEYPOINTS, ShardOptions, names_in
+from tpufeed.sources.options import KEYPOINTS, ImageColumn, ShardOptions, names_in
 from tpufeed.sources.paths import IMAGE_SUFFIXES, identity_of, is_hidden, is_image_name, resolve, stem_of
 from tpufeed.sources.row_groups import parquet_errors
 from tpufeed.sources.source import Found, Place, Source, listing
@@ -135,13 +136,17 @@ class TableColumns:
             if ref is None:
                 said = f"{row} has {wrong} in its column {self.files[0]!r}. Expected {self._expected}"
                 path = url_identity(f"{self._where}, row {number}")
-                yield Item(path, 0, "", label, split, values=others, problem=("unreadable", said))
+                bad = ("unreadable", said)
+                if isinstance(wrong, ImageError):
+                    bad = wrong.reason, f"{row}, column {self.files[0]!r}: {wrong}"
+                yield Item(path, 0, "", label, split, values=others, problem=bad)
                 continue
             problems = list[Problem]()
             if wrong is not None:
                 reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
                 problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
-            for picture, (name, found, lack) in zip(self._options.pictures, pictures, strict=True):
+            further = self._options.pictures or [ImageColumn("", self.files[0], "image")] * len(pictures)  # frames
+            for picture, (name, found, lack) in zip(further, pictures, strict=True):
                 if lack is not None:
                     said = f"{name!r}: {lack}" if found is not None else f"{lack}. Expected {self._expected}"
                     reason = lack.reason if isinstance(lack, ImageError) else picture.missing
@@ -159,11 +164,22 @@ class TableColumns:
             further = set[str]().union(*(record for _, record, _ in chunk)) - self._taken
             label = ",".join(self.flags) or self.label
             check_others(f"{self._where}: a column is called", further, self._options, self.files[0], label)
-            paths = [_to_path(record.get(name)) for _, record, _ in chunk for name in self.files]
+            each = [[path for name in self.files for path in self._paths(record.get(name))] for _, record, _ in chunk]
+            paths = itertools.chain.from_iterable(each)
             stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
-            looked = (_look(path, base, stats) for path in paths)
-            for row in chunk:
-                yield row, itertools.islice(looked, len(self.files))
+            for row, own in zip(chunk, each, strict=True):
+                yield row, (_look(path, base, stats) for path in own)
+
+    def _paths(self, value: Any) -> Sequence[Any]:
+        """Return what a column says of a file, or of each frame of a clip if it is a list."""
+        images = self._options.images
+        if images.frames is None or not isinstance(value, list):
+            return [_to_path(value)]
+        try:
+            chosen = choose_frames(len(value), images.frames, images.frame_stride)
+        except ImageError as error:
+            return [error]
+        return [_to_path(value[number]) for number in chosen]
 
     def _find_label(self, record: Record) -> Label | Labels:
         if not self.flags:
@@ -278,7 +294,9 @@ class TableSource(Source):
                 )
             columns = TableColumns(where, names, self._options, column)
         image = columns.files[0]
-        keys = list(dict.fromkeys(key for record in first if (key := text_of(record.get(image)))))[:_TRIED_IMAGES]
+        values = (record.get(image) for record in first)
+        texts = (text_of(value[0] if isinstance(value, list) and value else value) for value in values)
+        keys = list(dict.fromkeys(filter(None, texts)))[:_TRIED_IMAGES]
         find_path = self._find_paths(keys, image, None if place is None else _BRACES.sub("{}", place))
         if find_path is None:
             return columns, None
@@ -442,6 +460,8 @@ def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None
     """Return a path, the place of its file, and what is wrong with either. Takes the next of `stats` for a file."""
     if isinstance(path, Embedded):
         return path.name, path.ref, None
+    if isinstance(path, ImageError):
+        return None, None, path
     if not isinstance(path, str) or not path:
         return path, None, "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
     file, info = resolve(base, path), next(stats)

@@ -1,0 +1,90 @@
+"""Frames of animated files: which are taken, their pixels, and files that end early."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.clips import FRAMES, write_animation
+from tpufeed.errors import ImageError
+from tpufeed.images.decoding import decode
+from tpufeed.images.frames import choose_frames, read_frames
+
+
+@pytest.mark.parametrize(
+    ("count", "frames", "stride", "chosen"),
+    [
+        (9, 4, None, [0, 2, 5, 8]),
+        (4, 4, None, [0, 1, 2, 3]),
+        (100, 2, None, [0, 99]),
+        (9, 4, 2, [0, 2, 4, 6]),
+        (7, 4, 2, [0, 2, 4, 6]),
+        (9, 4, 1, [0, 1, 2, 3]),
+    ],
+)
+def test_frames_are_chosen(count, frames, stride, chosen):
+    assert choose_frames(count, frames, stride) == chosen
+
+
+@pytest.mark.parametrize(("count", "stride", "needed"), [(3, None, 4), (1, None, 4), (6, 2, 7)])
+def test_too_few_frames(count, stride, needed):
+    with pytest.raises(ImageError, match=f"{count} frames?, and --frames 4.* takes {needed}") as caught:
+        choose_frames(count, 4, stride)
+    assert caught.value.reason == "too_few_frames"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("x.gif", {}),
+        ("x.png", {}),
+        ("x.webp", {"lossless": True}),
+        ("x.tif", {}),
+        ("lzw.tif", {"compression": "tiff_lzw"}),
+    ],
+)
+def test_frames_have_the_pixels_that_pillow_shows(name, options, tmp_path):
+    data = write_animation(tmp_path / name, 1, **options).read_bytes()
+    found = read_frames(data, 4, None)
+    for number, file in zip([0, 2, 5, 8], found, strict=True):
+        with Image.open(io.BytesIO(data)) as image:
+            image.seek(number)
+            assert np.array_equal(decode(file), np.asarray(image.convert("RGB")))
+
+
+def test_frames_of_sixteen_bits_keep_them(tmp_path):
+    pages = [Image.fromarray(np.full((5, 6), 1000 * n, np.uint16)) for n in range(1, 4)]
+    pages[0].save(tmp_path / "x.tif", save_all=True, append_images=pages[1:])
+    found = read_frames((tmp_path / "x.tif").read_bytes(), 3, None)
+    assert [np.asarray(Image.open(io.BytesIO(file))).max() for file in found] == [1000, 2000, 3000]
+
+
+def test_the_image_that_is_shown_instead_of_an_animation_is_no_frame(tmp_path):
+    data = write_animation(tmp_path / "x.png", 1, count=4, default_image=True).read_bytes()
+    assert len(read_frames(data, 3, None)) == 3
+    with pytest.raises(ImageError, match="3 frames"):
+        read_frames(data, 4, None)
+
+
+def test_a_gif_that_ends_early_is_refused_wherever_it_ends(tmp_path):
+    data = write_animation(tmp_path / "x.gif", 1, count=5).read_bytes()
+    assert len(read_frames(data[:-1], 5, None)) == 5  # all but the mark of the end
+    for size in range(900, len(data) - 2, 97):
+        with pytest.raises(ImageError):
+            read_frames(data[:size], 2, 1)
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.webp", "x.tif"])
+def test_other_files_that_end_early_are_refused(name, tmp_path):
+    data = write_animation(tmp_path / name, 1).read_bytes()
+    for share in (0.3, 0.6, 0.95):
+        with pytest.raises(ImageError):
+            read_frames(data[: int(share * len(data))], FRAMES, None)
+
+
+def test_an_animation_that_would_take_hours_is_refused(tmp_path, monkeypatch):
+    data = write_animation(tmp_path / "x.gif", 1).read_bytes()
+    monkeypatch.setattr("tpufeed.images.frames._MOST_COMPOSED", 1000)
+    with pytest.raises(ImageError, match="8 frames of 56x40"):
+        read_frames(data, 4, None)

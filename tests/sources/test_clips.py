@@ -1,0 +1,212 @@
+"""Folders of clips, and tables of them: which files make a clip, and what is wrong with others."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tpufeed
+from tests.clips import FRAMES, build, frame, write_animation, write_folder, write_source
+from tests.sharding.outputs import rejects_of, samples_of
+from tpufeed.errors import OptionError, SourceError, TooManyRejectsError
+from tpufeed.images.decoding import decode
+
+
+def shard(src, dst, **options):
+    build(src, dst, max_rejects=99, **options)
+    return tpufeed.open_dataset(dst).manifest
+
+
+def frames_of(url, path):
+    return [decode(data) for data in samples_of(url)[path]["image/encoded"]]
+
+
+def is_near(image, expected):
+    return np.abs(image.astype(int) - expected).mean() < 6  # a JPEG
+
+
+def test_a_folder_of_numbered_images_is_a_clip_of_the_class_above(tmp_path):
+    write_source(tmp_path / "raw", 4)
+    write_folder(tmp_path / "raw/class1/deep/clip9", 9, range(7, 7 + FRAMES), "{}.jpg")
+    manifest = shard(tmp_path / "raw", tmp_path / "set")
+    assert manifest.listed.kind == "folder of clips"
+    assert manifest.pixels.frames == 4
+    assert (manifest.class_names, manifest.records) == (("class0", "class1"), {"train": 5})
+    samples = samples_of(tmp_path / "set")
+    labels = {path: sample["image/class/label"] for path, sample in samples.items()}
+    assert labels == {f"class{n % 2}/clip{n:02d}": [n % 2] for n in range(4)} | {"class1/deep/clip9": [1]}
+    for path, clip in (("class0/clip02", 2), ("class1/deep/clip9", 9)):
+        for image, number in zip(frames_of(tmp_path / "set", path), [0, 2, 5, 8], strict=True):
+            assert is_near(image, frame(clip, number))
+
+
+def test_numbers_have_their_natural_order(tmp_path):
+    write_folder(tmp_path / "raw/a/clip", 1, range(8, 8 + FRAMES), "f{}.jpg")  # f8, f9, f10, ...
+    shard(tmp_path / "raw", tmp_path / "set", frames=3, images={"frame_stride": 1})
+    for number, image in enumerate(frames_of(tmp_path / "set", "a/clip")):
+        assert is_near(image, frame(1, number))
+
+
+def test_splits_and_clips_without_classes(tmp_path):
+    for split in ("train", "val"):
+        write_source(tmp_path / "raw" / split, 2)
+    assert shard(tmp_path / "raw", tmp_path / "set").records == {"train": 2, "val": 2}
+    write_folder(tmp_path / "bare/one", 1)
+    manifest = shard(tmp_path / "bare", tmp_path / "unlabelled")
+    assert (manifest.records, manifest.labelled) == ({"train": 1}, False)
+
+
+def test_frames_in_the_source_itself_are_refused(tmp_path):
+    write_folder(tmp_path / "clip", 1)
+    with pytest.raises(SourceError, match="give the folder above"):
+        shard(tmp_path / "clip", tmp_path / "set")
+
+
+def spoil(folder):
+    for name in ("sound", "gap", "few", "series", "twice", "named", "sizes", "empty", "text", "broken", "grey"):
+        write_folder(folder / "a" / name, 1, range(1, 10))
+    (folder / "a/gap/frame_5.jpg").unlink()
+    for number in range(4, 10):
+        (folder / f"a/few/frame_{number}.jpg").unlink()
+    write_folder(folder / "a/series", 1, name="flow_{}.jpg")
+    shutil.copy(folder / "a/twice/frame_3.jpg", folder / "a/twice/frame_03.jpg")
+    shutil.copy(folder / "a/named/frame_3.jpg", folder / "a/named/cover.jpg")
+    Image.fromarray(frame(1, 2, 20, 30)).save(folder / "a/sizes/frame_9.jpg")
+    (folder / "a/empty/frame_9.jpg").write_bytes(b"")
+    (folder / "a/text/frame_9.jpg").write_text("no image, but a text")
+    (folder / "a/broken/frame_9.jpg").unlink()
+    (folder / "a/broken/frame_9.jpg").symlink_to("nowhere.jpg")
+    Image.fromarray(frame(1, 2)[..., 0]).save(folder / "a/grey/frame_9.jpg")
+    return folder
+
+
+def test_what_is_no_clip_is_rejected_by_name(tmp_path):
+    assert shard(spoil(tmp_path / "raw"), tmp_path / "set").records == {"train": 1}
+    rejects = rejects_of(tmp_path / "set")
+    expected = {
+        "gap": ("missing_frame", "no frame 5"),
+        "few": ("too_few_frames", "3 frames, and --frames 4"),
+        "series": ("mixed_frames", "flow_*.jpg, frame_*.jpg"),
+        "twice": ("mixed_frames", "frame_03.jpg"),
+        "named": ("mixed_frames", "cover.jpg"),
+        "sizes": ("mixed_frames", "frame_9.jpg has 30x20x3 values"),
+        "grey": ("mixed_frames", "has 56x40x1 values"),
+        "empty": ("zero_bytes", "frame_9.jpg"),
+        "text": ("not_an_image", "frame_9.jpg"),
+        "broken": ("unreadable", "a link to nothing"),
+    }
+    assert rejects.keys() == {f"a/{name}" for name in expected}
+    for name, (reason, said) in expected.items():
+        assert rejects[f"a/{name}"][0] == reason, name
+        assert said in rejects[f"a/{name}"][1], name
+    with pytest.raises(TooManyRejectsError):
+        build(tmp_path / "raw", tmp_path / "other", max_rejects=3)
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp", "png", "tif"])
+def test_animated_files_are_clips_also_with_numbers(ending, tmp_path):
+    for clip in range(2):
+        write_animation(tmp_path / f"raw/a/clip{clip}.{ending}", clip)
+    write_animation(tmp_path / f"raw/a/few.{ending}", 5, count=3)
+    write_folder(tmp_path / "raw/b/still", 5)
+    manifest = shard(tmp_path / "raw", tmp_path / "set")
+    assert (manifest.records, manifest.class_names) == ({"train": 3}, ("a", "b"))
+    assert rejects_of(tmp_path / "set")[f"a/few.{ending}"][0] == "too_few_frames"
+    assert {name for name, count in manifest.images.items() if "anew" in name and count == 2}
+    stored = {sample["image/format"][0] for sample in samples_of(tmp_path / "set").values()}
+    assert stored == {b"jpeg", b"jpeg" if ending == "webp" else b"png"}
+    tpufeed.verify(tmp_path / "set", decode="all")
+
+
+def test_one_folder_with_animated_files_and_frames_is_refused(tmp_path):
+    write_animation(tmp_path / "raw/a/clip1.webp", 1)
+    write_folder(tmp_path / "raw/a/clip", 1, name="{}.webp")
+    with pytest.raises(SourceError, match=r"clip1\.webp has several frames, and a/clip/0\.webp"):
+        shard(tmp_path / "raw", tmp_path / "set")
+
+
+def test_a_frame_with_frames_is_rejected(tmp_path):
+    write_folder(tmp_path / "raw/a/clip", 1, name="{}.webp")
+    write_animation(tmp_path / "raw/a/clip/8.webp", 1)
+    build(write_source(tmp_path / "raw"), tmp_path / "set", max_rejects=1)
+    assert "has several" in rejects_of(tmp_path / "set")["a/clip"][1]
+
+
+def test_transparent_frames_and_sixteen_bits_follow_the_policy(tmp_path):
+    clear = Image.new("RGBA", (20, 10), (255, 0, 0, 0))
+    (tmp_path / "raw/a").mkdir(parents=True)
+    clear.save(tmp_path / "raw/a/x.png", save_all=True, append_images=[Image.new("RGBA", (20, 10), "blue")] * 3)
+    shard(tmp_path / "raw", tmp_path / "set", images={"alpha": "black"})
+    assert [image[0, 0].tolist() for image in frames_of(tmp_path / "set", "a/x.png")] == [[0, 0, 0]] + [[0, 0, 255]] * 3
+    pages = [Image.fromarray(np.full((9, 8), 1000 * number, np.uint16)) for number in range(1, 5)]
+    (tmp_path / "deep/a").mkdir(parents=True)
+    pages[0].save(tmp_path / "deep/a/x.tif", save_all=True, append_images=pages[1:])
+    manifest = shard(tmp_path / "deep", tmp_path / "kept", images={"pixels": "keep"})
+    assert (str(manifest.pixels), manifest.levels) == ("uint16 of 1 channel, clips of 4 frames", (1000, 4000))
+    (images, _) = next(iter(tpufeed.Loader(tmp_path / "kept", "train", batch_size=1, processes=0)))
+    assert images[0, :, 0, 0, 0].tolist() == [1000, 2000, 3000, 4000]
+
+
+def test_a_table_lists_the_frames(tmp_path):
+    for clip in range(2):
+        write_folder(tmp_path / f"clip{clip}", clip, name="{}.jpg")
+    write_animation(tmp_path / "x.gif", 3)
+    rows = [
+        {"frames": [f"clip{clip}/{number}.jpg" for number in range(FRAMES)], "label": "ab"[clip]} for clip in (0, 1)
+    ]
+    rows += [
+        {"frames": "x.gif", "label": "b"},
+        {"frames": ["clip0/0.jpg"], "label": "a"},
+        {"frames": ["clip0/0.jpg", "clip0/1.jpg", "clip0/2.jpg", "gone.jpg"], "label": "a"},
+        {"frames": ["clip1/0.jpg", 7, None, "clip1/1.jpg"], "label": "a"},
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert shard(tmp_path / "t.jsonl", tmp_path / "set", image="frames").records == {"train": 3}
+    for image, number in zip(frames_of(tmp_path / "set", "clip1/0.jpg"), [0, 2, 5, 8], strict=True):
+        assert is_near(image, frame(1, number))
+    said = [json.loads(line) for line in Path(tmp_path / "set/rejects.jsonl").read_text().splitlines()]
+    found = {each["reason"]: each["message"] for each in said if "gone" not in each["message"]}
+    assert "row 4" in found["too_few_frames"]
+    assert "row 6" in found["unreadable"]
+    assert any("'gone.jpg': there is no such file" in each["message"] for each in said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"images": {"frame_stride": 0}}, "frame_stride"),
+        ({"frames": 0}, "frames"),
+        ({"frames": 1}, "frames"),
+        ({"frames": None, "images": {"frame_stride": 2}}, "Give frames as well"),
+        ({"boxes": tpufeed.Boxes(column="boxes")}, "boxes.column"),
+        ({"masks": "masks"}, "masks"),
+        ({"names": "kaggle"}, "single images"),
+    ],
+)
+def test_options_that_do_not_fit(options, said, tmp_path):
+    with pytest.raises(OptionError, match=said):
+        build(write_source(tmp_path / "raw", 2), tmp_path / "set", **options)
+    assert not (tmp_path / "set").exists()
+
+
+def test_boxes_of_a_source_are_refused(tmp_path):
+    write_animation(tmp_path / "x.gif", 1)
+    coco = {
+        "images": [{"id": 1, "file_name": "x.gif", "width": 56, "height": 40}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4]}],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(coco))
+    with pytest.raises(OptionError, match="boxes"):
+        shard(tmp_path / "x.json", tmp_path / "set", image=str(tmp_path))
+
+
+def test_without_frames_an_animation_is_its_first_frame_and_that_is_said(tmp_path):
+    write_animation(tmp_path / "raw/a/x.gif", 1)
+    tpufeed.shard(tmp_path / "raw", tmp_path / "set", workers=1, progress=False)
+    manifest = tpufeed.open_dataset(tmp_path / "set").manifest
+    assert any("--frames" in line for line in manifest.listed.iter_lines(manifest.sizes, manifest.odd))
+    assert b'"frames"' not in (tmp_path / "set/manifest.json").read_bytes()
