@@ -1,4 +1,4 @@
-"""The commands and the program of docs/bands.md, over TIFFs of 13 bands."""
+"""The commands and programs of docs/bands.md, over TIFFs of 13 bands, and of docs/clips.md, over folders of frames."""
 
 import shlex
 
@@ -7,14 +7,15 @@ import pytest
 import tifffile
 from typer.testing import CliRunner
 
+from tests.clips import write_folder
 from tests.repo.docs.pages import blocks, commands, ran
 from tpufeed.cli.app import app
 
-RUNS = {"bands.md": ""}
+RUNS = {"bands.md": "", "clips.md": ""}
 
 
 @pytest.mark.uses("jax")
-def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+def test_bands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for number in range(24):
@@ -22,10 +23,23 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
         place.mkdir(parents=True, exist_ok=True)
         bands = rng.integers(0, 3000, (13, 64, 64), np.uint16)
         tifffile.imwrite(place / f"{number}.tif", bands, planarconfig="separate", photometric="minisblack")
-    (program,) = blocks("bands.md")
-    for line in commands("bands.md"):
+    run("bands.md")
+    assert capsys.readouterr().out == "uint16 (8, 32, 32, 13) float32\n"
+
+
+@pytest.mark.uses("jax")
+def test_clips(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for clip in range(24):
+        write_folder(tmp_path / "videos" / ("walk" if clip % 2 else "run") / f"clip{clip}", clip, name="{:05d}.jpg")
+    run("clips.md")
+    assert capsys.readouterr().out.startswith("(8, 8, 64, 64, 3) loss 0.69\n(8, 8, 64, 64, 3) loss ")
+
+
+def run(page):
+    (program,) = blocks(page)
+    for line in commands(page):
         done = CliRunner().invoke(app, shlex.split(line)[1:])
         assert not done.exit_code, (line, done.stderr)
     exec(program, {"__name__": "page"})
-    ran(program, *commands("bands.md"))
-    assert capsys.readouterr().out == "uint16 (8, 32, 32, 13) float32\n"
+    ran(program, *commands(page))
