@@ -196,6 +196,7 @@ OF_OTHER_TESTS = {
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--texts",  # sources/test_texts.py
     "--pixels",  # stream/test_page.py
+    *("--frames", "--frame-stride"),  # sources/test_clips.py
     "--group-by",  # sources/test_table_boxes.py
     "--flip-pairs",  # stream/test_columns_flips.py
     "--outlines",  # test_outlines.py

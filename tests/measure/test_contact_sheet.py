@@ -13,6 +13,7 @@ from tests.tfrecords import records_of
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import ImageError, OptionError, ShardError
 from tpufeed.images.decoding import decode
+from tpufeed.images.pipeline import Pipeline
 from tpufeed.measure import contact_sheet
 from tpufeed.measure.contact_sheet import make_contact_sheet, write_sheet
 from tpufeed.measure.sampling import draw_evenly
@@ -67,7 +68,7 @@ def test_an_image_that_does_not_decode_is_marked_under_its_own_name(dataset_url,
     def fail(*_):
         raise ImageError("unreadable", "rotten")
 
-    monkeypatch.setattr(contact_sheet.Pipeline, "run_stored", fail)
+    monkeypatch.setattr(Pipeline, "run_stored", fail)
     made = make_contact_sheet(open_dataset(dataset_url), "train", count=2, size_px=SIZE)
     assert middles(made) == [contact_sheet._FAULT_INK] * 2  # where the lines of the cross meet
     assert len(made.problems) == 2

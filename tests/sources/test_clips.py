@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import tpufeed
 from tests.clips import FRAMES, build, frame, write_animation, write_folder, write_source
 from tests.sharding.outputs import rejects_of, samples_of
+from tpufeed.cli.app import app
 from tpufeed.errors import OptionError, SourceError, TooManyRejectsError
 from tpufeed.images.decoding import decode
 
@@ -47,6 +49,17 @@ def test_numbers_have_their_natural_order(tmp_path):
     write_folder(tmp_path / "raw/a/clip", 1, range(8, 8 + FRAMES), "f{}.jpg")  # f8, f9, f10, ...
     shard(tmp_path / "raw", tmp_path / "set", frames=3, images={"frame_stride": 1})
     for number, image in enumerate(frames_of(tmp_path / "set", "a/clip")):
+        assert is_near(image, frame(1, number))
+
+
+def test_the_options_of_the_command(tmp_path):
+    write_folder(tmp_path / "raw/a/clip", 1)
+    words = ["shard", str(tmp_path / "raw"), str(tmp_path / "set"), "--frames", "3", "--frame-stride", "2"]
+    done = CliRunner().invoke(app, [*words, "--workers", "1"])
+    assert not done.exit_code, done.output
+    manifest = tpufeed.open_dataset(tmp_path / "set").manifest
+    assert (manifest.options["frames"], manifest.options["frame_stride"]) == (3, 2)
+    for image, number in zip(frames_of(tmp_path / "set", "a/clip"), [0, 2, 4], strict=True):
         assert is_near(image, frame(1, number))
 
 

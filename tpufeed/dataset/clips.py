@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tpufeed.errors import RecordError
+from tpufeed.errors import ImageError, RecordError
 from tpufeed.images.decoding import Buffer, Pixels
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.pixel_format import PixelFormat
@@ -36,12 +36,15 @@ class ClipPipeline(Pipeline):
         """
         if shape:
             return self.run(self.pixels.of_bytes(data, shape), draws, out)
-        frames = frames_of(data, self._clip)
+        made = list[Pixels]()
+        for number, frame in enumerate(frames_of(data, self._clip)):
+            try:
+                image = super().run_stored(frame, None, draws, None if out is None else out[number], buffer)
+            except ImageError as error:
+                raise ImageError(error.reason, f"frame {number}: {error}") from error
+            made.append(image.copy() if out is None else image)  # it may be a view of `buffer`
         if out is not None:
-            for frame, target in zip(frames, out, strict=True):
-                super().run_stored(frame, None, draws, target, buffer)
             return out
-        made = [super(ClipPipeline, self).run_stored(frame, None, draws, None, buffer).copy() for frame in frames]
         if len({each.shape for each in made}) > 1:
             raise RecordError("the frames of the clip differ in size")
         return np.stack(made)
