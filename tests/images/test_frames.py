@@ -10,6 +10,8 @@ from tests.clips import FRAMES, write_animation
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import decode
 from tpufeed.images.frames import choose_frames, read_frames
+from tpufeed.images.header import read_header
+from tpufeed.images.policy import Images, store_image
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,14 @@ def test_an_animation_that_would_take_hours_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tpufeed.images.frames._MOST_COMPOSED", 1000)
     with pytest.raises(ImageError, match="8 frames of 56x40"):
         read_frames(data, 4, None)
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.webp"])
+def test_frames_keep_the_orientation_of_their_file(name, tmp_path):
+    exif = Image.Exif()
+    exif[274] = 6
+    data = write_animation(tmp_path / name, 1, exif=exif).read_bytes()
+    assert read_header(data).orientation == 6
+    assert {read_header(file).orientation for file in read_frames(data, 4, None)} == {6}
+    stored = [store_image(file, Images()) for file in read_frames(data, 4, None)]
+    assert {(image.height, image.width) for image in stored} == {(56, 40)}

@@ -1,13 +1,12 @@
 """Frames of an animated GIF, PNG or WebP, or pages of a TIFF, each as a file of its own."""
 
 import io
-from functools import partial
 
 from PIL import Image
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import open_by_pillow
-from tpufeed.images.header import ImageHeader, read_header
+from tpufeed.images.header import read_header
 
 _MOST_COMPOSED = 1 << 35  # pixels: a frame needs all before it
 _ORIENTATION = 274
@@ -28,34 +27,32 @@ def choose_frames(count: int, frames: int, stride: int | None) -> list[int]:
 
 def read_frames(data: bytes, frames: int, stride: int | None) -> list[bytes]:
     """Return the chosen frames as PNG files, of a TIFF as TIFF files. Raises ImageError."""
-    header = read_header(data)
+    header, exif = read_header(data), Image.Exif()
+    exif[_ORIENTATION] = header.orientation
     if header.format not in ("gif", "png", "webp", "tiff"):
         choose_frames(1, frames, stride)  # raises
     if header.format == "gif":
         _check_gif_end(data)
-    return open_by_pillow(data, partial(_take, header=header, frames=frames, stride=stride))
 
-
-def _take(image: Image.Image, _: object, header: ImageHeader, frames: int, stride: int | None) -> list[bytes]:
-    first = int(image.info.get("default_image", False))  # of a PNG, shown where animations are not
-    chosen = [first + number for number in choose_frames(getattr(image, "n_frames", 1) - first, frames, stride)]
-    if header.format != "tiff" and chosen[-1] * header.width * header.height > _MOST_COMPOSED:
-        raise ImageError("too_large", f"{chosen[-1]:,} frames of {header.width}x{header.height} have to be composed")
-    found = list[bytes]()
-    exif = Image.Exif()
-    exif[_ORIENTATION] = header.orientation
-    for number in chosen:
-        image.seek(number)
-        frame, file = image, io.BytesIO()
-        if header.format == "tiff":
-            frame.copy().save(file, "TIFF")
-        else:
+    def take(image: Image.Image, _: object) -> list[bytes]:
+        first = int(image.info.get("default_image", False))  # of a PNG, shown where animations are not
+        chosen = [first + number for number in choose_frames(getattr(image, "n_frames", 1) - first, frames, stride)]
+        last, found = chosen[-1], list[bytes]()
+        if header.format != "tiff" and last * header.width * header.height > _MOST_COMPOSED:
+            raise ImageError("too_large", f"{last:,} frames of {header.width}x{header.height} have to be composed")
+        for number in chosen:
+            image.seek(number)
+            frame, file = image, io.BytesIO()
             if header.format == "gif":  # the first frame may have a palette or be grey, and others not
                 frame = image.convert("RGBA" if image.has_transparency_data else "RGB")
-            more = {"exif": exif} if header.orientation != 1 else {}
-            frame.save(file, "PNG", compress_level=3, **more)
-        found.append(file.getvalue())
-    return found
+            if header.format == "tiff":
+                frame.copy().save(file, "TIFF")
+            else:
+                frame.save(file, "PNG", compress_level=3, **({"exif": exif} if header.orientation != 1 else {}))
+            found.append(file.getvalue())
+        return found
+
+    return open_by_pillow(data, take)
 
 
 def _check_gif_end(data: bytes) -> None:

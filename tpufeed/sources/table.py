@@ -134,11 +134,10 @@ class TableColumns:
                 raise type(error)(f"{self._where}, row {number}: {error}") from None
             others = {name: value for name, value in record.items() if name not in self._taken}
             if ref is None:
-                said = f"{row} has {wrong} in its column {self.files[0]!r}. Expected {self._expected}"
-                path = url_identity(f"{self._where}, row {number}")
-                bad = ("unreadable", said)
+                bad = "unreadable", f"{row} has {wrong} in its column {self.files[0]!r}. Expected {self._expected}"
                 if isinstance(wrong, ImageError):
                     bad = wrong.reason, f"{row}, column {self.files[0]!r}: {wrong}"
+                path = url_identity(f"{self._where}, row {number}")
                 yield Item(path, 0, "", label, split, values=others, problem=bad)
                 continue
             problems = list[Problem]()
