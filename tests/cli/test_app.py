@@ -40,12 +40,10 @@ def test_no_help_has_what_rich_makes_a_picture_of():
 
 
 def test_groups_and_version(run):
-    for words in ([], ["--help"], ["-h"]):
-        done = run(*words)
-        assert done.returncode == (0 if words else 2)
-        assert {"shard", "adopt", "info", "verify", "show", "doctor", "bench", "cache"} <= set(
-            (done.stdout + done.stderr).split()
-        )
+    for flag in ("--help", "-h"):
+        done = run(flag)
+        assert done.returncode == 0
+        assert {"shard", "adopt", "info", "verify", "show", "doctor", "bench", "cache"} <= set(done.stdout.split())
     assert "warmup" in run("cache", "--help").stdout
     assert re.fullmatch(r"tpufeed \d+\.\d+\.\d+\n", run("--version").stdout)
 

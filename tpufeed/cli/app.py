@@ -12,6 +12,7 @@ from tpufeed._version import __version__
 from tpufeed.cli import adopt, bench, cache, card, compact, doctor, info, shard, show, verify
 from tpufeed.cli.console import echo
 from tpufeed.cli.docstrings import describe
+from tpufeed.cli.start import print_start
 
 _SETTINGS = {"help_option_names": ["--help", "-h"]}
 # What explains the flags of a command. See `docstrings.describe`.
@@ -67,7 +68,7 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 app = typer.Typer(
     cls=_Group,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings=_SETTINGS,
@@ -100,16 +101,13 @@ for _typer, _name, _command in (
 app.add_typer(caches, name="cache", help="Precompute the expensive part of an augmentation.")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        echo(f"tpufeed {__version__}")
-        raise typer.Exit
-
-
 @app.callback(help="An input pipeline for TPUs: raw images in, a fed training step out.")
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    pass
+    if version:
+        echo(f"tpufeed {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print_start()
