@@ -49,7 +49,9 @@ def test_the_page_has_programs_and_commands_alone() -> None:
 def test_the_guides_readers_train_and_kaggles_records_are_read(folder: Path) -> None:
     """Both readers of the guide, over a dataset and a cache: `count_data_items` says how many steps there are."""
     programs = [code for code in blocks("kaggle.md") if "import jax\n" not in code and "torch_xla" not in code]
-    output = run_program("\n".join(programs), folder, TPUFEED_PROCESSES="0", JAX_PLATFORMS="cpu", XLA_FLAGS=QUICK)
+    readers = (ROOT / "tests/repo/docs/roads/kaggle_readers.py").read_text()
+    given = {"TPUFEED_PROCESSES": "0", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK}
+    output = run_program("\n".join([readers, *programs]), folder, **given)
     assert len(re.findall(r"^(\d)/\1 - .* - loss: \d", output, re.MULTILINE)) == 3
     assert output.splitlines()[-1] == "(16, 224, 224, 3) of 4 classes"
     assert len(list((folder / "flowers-64").glob("train*.tfrec"))) == 1
