@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: its commands and programs run, and it has every error."""
+"""docs/troubleshooting.md: its commands and programs run, and its flags exist."""
 
 import re
 
@@ -7,7 +7,6 @@ import typer
 
 import tpufeed
 from tests.repo.docs.pages import blocks, commands, make_photos, ran, run_here, text_of
-from tpufeed import errors
 from tpufeed.cli.app import app
 
 RUNS = {"troubleshooting.md": ""}
@@ -41,10 +40,3 @@ def test_the_programs_run(place, monkeypatch):
     for program in blocks("troubleshooting.md"):
         exec(compile(program, "troubleshooting", "exec"), {"__name__": "program"})
         ran(program)
-
-
-def test_the_table_of_errors_is_the_tree_in_its_order():
-    tree = re.findall(r"^[| +-]*(\w+Error)", errors.__doc__, re.MULTILINE)
-    rows = re.findall(r"^\| `(\w+Error)`", PAGE, re.MULTILINE)
-    assert rows == tree
-    assert set(tree) <= set(vars(errors))
