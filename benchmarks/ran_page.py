@@ -50,9 +50,8 @@ def make_page(folder: Path) -> str:
     lines = [
         "# What has run where",
         "",
-        "Made by `python benchmarks/run.py ran-page --write` from `benchmarks/results/`, where each names its machine.",
-        "Please run what has not run, and send the result: on a TPU VM",
-        "`python scripts/check-tpu --out benchmarks/results/tpu-NAME.json`, elsewhere `./scripts/test --all`.",
+        "Made by `python benchmarks/run.py ran-page --write`. Please send results of what has not run: on a TPU VM",
+        "of `python scripts/check-tpu --out benchmarks/results/tpu-NAME.json`, elsewhere of `./scripts/test --all`.",
         "",
         "## Has not run",
         "",
@@ -70,10 +69,10 @@ def make_page(folder: Path) -> str:
         "",
         "`scripts/package-matrix` trains with the wheel in an empty environment per extra",
         "([results](../benchmarks/results/packages.json)). `scripts/platforms NAME` imitates a platform on one machine",
-        "([what each check saw](../benchmarks/results/platforms.json)):",
+        "([what stood in and what each check saw](../benchmarks/results/platforms.json)):",
         "",
-        "| platform | what stood in | checks | date |",
-        "|---|---|---|---|",
+        "| platform | checks | date |",
+        "|---|---|---|",
         *_platforms(results.get(PLATFORMS, {}).get("rows", ())),
         "",
         *_unsettled(results.get(PLATFORMS, {}).get("rows", ())),
@@ -84,7 +83,7 @@ def make_page(folder: Path) -> str:
 def _said(subject: Subject, by_hand: list[dict[str, str]]) -> Iterator[str]:
     for run in by_hand:
         if run["subject"] == subject.name:
-            yield f"{run['date']}, {run['machine']}: `{run['command']}`: {run['outcome']}"
+            yield f"{run['date']}, {run['machine']}: {run['outcome']}"
 
 
 def _platforms(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -92,10 +91,9 @@ def _platforms(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         found.setdefault(row["platform"], []).append(row)
     for name, checks in found.items():
-        (whole,) = (row for row in checks if row["check"] == WHOLE)
-        counts = Counter(row["result"] for row in checks if row is not whole)
+        counts = Counter(row["result"] for row in checks if row["check"] != WHOLE)
         said = ", ".join(f"{counts[result]} {word}" for result, word in RESULT_WORDS.items() if counts[result])
-        yield f"| {name} | {whole['seen']} | {said} | {whole['date']} |"
+        yield f"| {name} | {said} | {checks[0]['date']} |"
 
 
 def _unsettled(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
