@@ -71,8 +71,6 @@ def make_page(folder: Path) -> str:
         "([results](../benchmarks/results/packages.json)). `scripts/platforms NAME` imitates a platform on one machine",
         "([what stood in and what each check saw](../benchmarks/results/platforms.json)):",
         "",
-        "| platform | checks | date |",
-        "|---|---|---|",
         *_platforms(results.get(PLATFORMS, {}).get("rows", ())),
         "",
         *_unsettled(results.get(PLATFORMS, {}).get("rows", ())),
@@ -93,7 +91,7 @@ def _platforms(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     for name, checks in found.items():
         counts = Counter(row["result"] for row in checks if row["check"] != WHOLE)
         said = ", ".join(f"{counts[result]} {word}" for result, word in RESULT_WORDS.items() if counts[result])
-        yield f"| {name} | {said} | {checks[0]['date']} |"
+        yield f"- **{name}**: {said} ({checks[0]['date']})"
 
 
 def _unsettled(rows: Iterable[dict[str, Any]]) -> Iterator[str]:

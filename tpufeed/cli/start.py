@@ -37,22 +37,24 @@ def print_start() -> None:
 
 def suggest(folder: Path) -> list[str]:
     """Return commands for what a folder holds, by the first names in it and in the folders below."""
-    made = f"../{folder.name or 'images'}-dataset"
     names, folders = _first_names(folder)
     verb, _ = _find(folder, 0)
     below = {} if verb else {name: found for name in folders if (found := _find(folder / name, 2))[0]}
-    parts = {name: found for name, found in below.items() if found[0] != "info"}
-    tables = sorted(name for name in names if name.lower().endswith(_TABLES))
-    if tables and (verb == "shard" or any(found[0] == "shard" for found in parts.values())):
-        return [advised("shard", next((name for name in tables if "train" in name.lower()), tables[0]), made)]
-    classes = [name for name, found in parts.items() if found == ("shard", 0)]
-    splits = [name for name in parts if name.lower() in SPLIT_OF_WORD]
-    if parts and (len(classes) > 1 or splits or any(name.lower() in _ANNOTATIONS for name in folders)):
-        verb, _ = parts[(splits or classes or [*parts])[0]]
-    found_verbs = {".": verb} if verb else {name: found[0] for name, found in below.items()}
+    sources = {name: found for name, found in below.items() if found[0] != "info"}
+    made = f"../{folder.name or 'images'}-dataset"
+    tables = [name for name in names if name.lower().endswith(_TABLES)]
+    if tables and "shard" in (verb, *(found[0] for found in sources.values())):
+        return [advised("shard", min(tables, key=lambda name: ("train" not in name.lower(), name)), made)]
+    # Folders of classes, of splits, or of images beside their annotations are one source.
+    parts = [name for name in sources if name.lower() in SPLIT_OF_WORD]
+    classes = [name for name, found in sources.items() if found == ("shard", 0)]
+    parts += classes if len(classes) > 1 else []
+    parts += sources if any(name.lower() in _ANNOTATIONS for name in folders) else []
+    verb = sources[parts[0]][0] if parts else verb
+    found_here = {".": verb} if verb else {name: found[0] for name, found in below.items()}
     return [
         advised(verb, name, *([made if name == "." else f"{name}-dataset"] if verb == "shard" else []))
-        for name, verb in found_verbs.items()
+        for name, verb in found_here.items()
     ]
 
 
