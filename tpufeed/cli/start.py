@@ -17,7 +17,6 @@ _BEGINNINGS = (
     "  photos        tpufeed shard photos flowers --splits train=0.8,val=0.2",
     "  TFRecords     tpufeed adopt tfrecords",
     "  an idle TPU   tpufeed doctor flowers --tpu v5e-8",
-    "",
 )
 _MOST_NAMES, _MOST_FOLDERS = 300, 20  # of a folder: it may have a million
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -29,9 +28,8 @@ def print_start() -> None:
     commands = list[str]()
     with suppress(FileNotFoundError):  # the folder was removed
         commands = suggest(Path.cwd())
-    found = ["For this folder:", "", *(f"  {command}" for command in commands)]
-    none = ["This folder seems to hold no images, tars, TFRecords or datasets."]
-    for line in (*_BEGINNINGS, *(found if commands else none), "", "`tpufeed --help` lists all commands."):
+    found = [f"  {command}" for command in commands] or ["  it seems to hold no images, tars, TFRecords or datasets"]
+    for line in (*_BEGINNINGS, "", "For this folder:", "", *found, "", "`tpufeed --help` lists all commands."):
         echo(line)
 
 
