@@ -40,7 +40,7 @@ def found(photo_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
     blocks = re.findall(
         r"```python\n(.*?)```", PAGE.partition("\n## The step clock\n")[2].partition("\n## ")[0], re.DOTALL
     )
-    assert len(blocks) == 5
+    assert len(blocks) == 4
     (folder / "page.py").write_text("\n".join(blocks))
     # jax sets the last of these for good, and torch_xla stumbles over it.
     environment = {name: value for name, value in os.environ.items() if name != "TPU_SKIP_MDS_QUERY"}
@@ -160,13 +160,11 @@ def test_a_loop_in_order_gets_no_advice() -> None:
 
 def test_the_programs_of_the_page_say_what_it_says(found: Any) -> None:
     output = found["page"]
-    assert output.count("5 steps: idle") == 3  # numpy, torch_xla, JAX
+    assert output.count("5 steps: idle") == 2  # numpy, torch_xla
     assert len(re.findall(r"^sync \d", output, re.MULTILINE)) == 1  # torch_xla alone
     assert "of which compiling n/a" in output  # numpy compiles nothing
     assert re.search(r"^(data|accelerator) \d+\.\d+ True$", output, re.MULTILINE)
     assert re.search(r"^1 [01] \d", output, re.MULTILINE)  # host syncs, compilations, ...
     assert "1 times in 1 steps (1 by .item() or float())" in output
     assert "None None\n" in output  # no TPU
-    mfu, flops = output.splitlines()[-2:]
-    assert float(mfu) > 0
-    assert float(flops) > 0
+    assert float(output.splitlines()[-1]) > 0  # MFU
