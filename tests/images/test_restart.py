@@ -337,7 +337,7 @@ FUZZER = Path(__file__).with_name("restart_fuzz.c")
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("count", [1_500, pytest.param(600_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [1_500, pytest.param(600_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_no_mutant_reaches_beyond_its_memory(count, tmp_path):
     """All rewriters, and unpacking, under AddressSanitizer and UndefinedBehaviorSanitizer."""
     compiler = shutil.which("cc") or shutil.which("gcc")
