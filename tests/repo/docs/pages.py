@@ -29,6 +29,7 @@ SHORT = {
 UNRUN = (
     ("", r"^(\S*/)?pip (un)?install ", "changes the environment of the tests"),
     ("README.md", r"^\./scripts/demo", "takes minutes: test_demo.py runs it on fewer photographs"),
+    ("README.md", r"^\./scripts/test", "runs these tests"),
     ("install.md", r"uv venv|-m venv|conda create|^git clone", "makes environments, as root or with conda"),
     ("tpu-vm.md", "", "test_tpu_vm.py types it, with a stand-in for gcloud"),
     ("scaleout.md", r"tpu-vm ssh|^(all|first) ", "only with scripts/test --long: test_tpu_vm.py"),
