@@ -328,7 +328,7 @@ class ImageError(TpufeedError, ValueError):
     """An image cannot be used.
 
     `reason` is one of unreadable, truncated, not_an_image, zero_bytes, unsupported, too_large, too_small, bad_mask,
-    bad_box, other_pixels, too_few_frames, missing_frame, mixed_frames, changed_during_build, unreachable.
+    bad_box, other_pixels, bad_bands, too_few_frames, missing_frame, mixed_frames, changed_during_build, unreachable.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -23,6 +23,13 @@ def test_bands(tmp_path, monkeypatch, capsys):
         place.mkdir(parents=True, exist_ok=True)
         bands = rng.integers(0, 3000, (13, 64, 64), np.uint16)
         tifffile.imwrite(place / f"{number}.tif", bands, planarconfig="separate", photometric="minisblack")
+    for number in range(12):
+        for name in ("B02", "B03", "B04", "B08"):
+            place = tmp_path / "landsat" / ("wheat" if number % 2 else "maize") / f"field{number}"
+            place.mkdir(parents=True, exist_ok=True)
+            tifffile.imwrite(place / f"{name}.tif", rng.integers(0, 3000, (64, 64), np.uint16), compression="zlib")
+    rows = (f"wheat/field{number}/B04.tif,wheat/field{number}/B08.tif" for number in range(1, 12, 2))
+    (tmp_path / "landsat/tiles.csv").write_text("\n".join(["red,nir", *rows]))
     run("bands.md")
     assert capsys.readouterr().out == "uint16 (8, 32, 32, 13) float32\n"
 

@@ -62,7 +62,8 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
         offset: first byte of the image in the file.
         values: further values in the source, by name.
         problem: why it is rejected without being read, as (reason code, message).
-        images: its further images, in the order of their features. Empty if one of them is missing.
+        images: the other files of its image, if that is in several, and its further images, in the order of their
+            features. Empty if one of them is missing.
         outlines: the outlines of its objects, one for each box and label in turn, if the build makes masks of them.
         group: items of a group are neighbours in the global order, as they are read together.
         pixels: height and width of the image that boxes and keypoints refer to, if the source has them.

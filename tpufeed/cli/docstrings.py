@@ -8,13 +8,14 @@ from typing import Any
 
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 _SENTENCE = re.compile(r"(?<!e\.g)\. (?=[A-Z\"`])")
-_FLAGS = {  # of fields of a group that have another name
+_FLAGS = {  # of parameters and of fields of a group that have another name
+    "sharding.build:shard": {"bands": "chosen_bands"},
     "sources.options:Boxes": {
         "column": "boxes",
         "format": "box_format",
         "outside": "boxes_outside",
         "columns": "box_columns",
-    }
+    },
 }
 _REFERENCE = re.compile(r"^as for `|\b(?:as in|see) `tpufeed\.")
 

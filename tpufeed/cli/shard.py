@@ -95,6 +95,7 @@ def shard_command(
             "files in a tar (mask.png); the kind is image, mask or depth. Repeatable.",
         ),
     ] = None,
+    chosen_bands: Annotated[str | None, flags.in_source("--bands", metavar="NAME,...")] = None,
     masks: flags.Masks = None,
     texts: Annotated[bool, flags.in_source("--texts")] = False,
     group_by: Annotated[str | None, flags.in_source(metavar="COLUMN")] = None,
@@ -154,7 +155,7 @@ def shard_command(
     from tpufeed.sources.options import ShardOptions
 
     options = ShardOptions.of_flat(values | policies)
-    values |= {"boxes": options.boxes, "images": options.images}
+    values |= {"boxes": options.boxes, "images": options.images, "bands": chosen_bands}
     if dry_run:
         recipe = shard_recipe(src, options, append, allow_different)
         _print_preview(preview(recipe, **given(preview, values)), values["engine"], as_json)

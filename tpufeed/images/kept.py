@@ -1,15 +1,16 @@
 """Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, and NumPy's .npy."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
 
 from tpufeed.errors import ImageError, MissingExtraError
-from tpufeed.images.decoding import Pixels
+from tpufeed.images.decoding import Pixels, decode_stored
 from tpufeed.images.header import MAX_PIXELS, ImageHeader, read_header, sniff
 from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, PixelFormat
 from tpufeed.images.tensors import npy_view
@@ -20,6 +21,7 @@ _PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's chan
 _MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _PALETTE = 3
 _MOST_CHUNK_PIXELS = 1 << 26
+_T = TypeVar("_T")
 
 
 class Kept(NamedTuple):
@@ -59,6 +61,61 @@ def read_kept(data: bytes) -> Kept | None:
         return np.ascontiguousarray(np.atleast_3d(found)[..., order])
 
     return _kept("png", (header.height, header.width, len(order)), np.dtype(f"u{data[24] // 8}"), load, header)
+
+
+def read_bands(files: Sequence[tuple[str, bytes]], numbers: Sequence[int] = ()) -> Kept:
+    """Return the image that several files make, one band each, or chosen bands of one file.
+
+    Args:
+        files: names of the files, and their bytes.
+        numbers: the bands of the one file, from 1, in the order of the channels. Empty for several files.
+
+    Raises:
+        ImageError: a file is damaged; or bad_bands: files differ in size or type, or there is no such band.
+        MissingExtraError: a package that decodes a file is not installed.
+    """
+    if not numbers:
+        return _join([(name, _of(name, partial(_read_any, data))) for name, data in files])
+    ((_, data),) = files
+    kept = _read_any(data)
+    if max(numbers) > kept.pixels.channels:
+        raise ImageError("bad_bands", f"the image is {kept.pixels}, and --bands asks for band {max(numbers)}")
+    wanted, chosen = PixelFormat(kept.pixels.dtype, len(numbers)), [number - 1 for number in numbers]
+    return Kept(kept.header, wanted, lambda: np.ascontiguousarray(kept.load()[..., chosen]))
+
+
+def _join(parts: Sequence[tuple[str, Kept]]) -> Kept:
+    """Return images of one band as the channels of one image. Raises ImageError, naming their files."""
+    names, images = zip(*parts, strict=True)
+    said = [f"{at.width}x{at.height} pixels, {pixels}, orientation {at.orientation}" for at, pixels, _ in images]
+    for name, image, one in zip(names, images, said, strict=True):
+        if image.pixels.channels > 1:
+            raise ImageError("bad_bands", f"{name} is {image.pixels}. Expected a file of one band")
+        if one != said[0]:
+            way = "Resample the bands of an image to one grid, and save them as one type"
+            raise ImageError("bad_bands", f"{names[0]} has {said[0]}, and {name} has {one}. {way}")
+
+    def load() -> Pixels:
+        return np.concatenate([_of(name, image.load) for name, image in parts], axis=2)
+
+    header = images[0].header
+    return _kept(header.format, (header.height, header.width, len(images)), images[0].pixels.dtype, load, header)
+
+
+def _of(name: str, step: Callable[[], _T]) -> _T:
+    """Do a step with one of several files. Raises ImageError with its name."""
+    try:
+        return step()
+    except ImageError as error:
+        raise ImageError(error.reason, f"{name}: {error}") from error
+
+
+def _read_any(data: bytes) -> Kept:
+    """Return the image of a file, also of one that is `RGB8`."""
+    if (kept := read_kept(data)) is not None:
+        return kept
+    header = read_header(data)
+    return Kept(header, PixelFormat("uint8", header.channels), lambda: decode_stored(data, header))
 
 
 def _read_npy(data: bytes) -> Kept:

@@ -183,7 +183,9 @@ class StoredImage:
     levels: tuple[float, float] | None = None
 
 
-def store_image(data: bytes, policy: Images, name: str = "", pixels: PixelFormat = RGB8) -> StoredImage:
+def store_image(
+    data: bytes, policy: Images, name: str = "", pixels: PixelFormat = RGB8, kept: Kept | None = None
+) -> StoredImage:
     """Return the image of a file as `policy` wants it stored: 8-bit grey or RGB as JPEG, PNG or WebP, others as .npy.
 
     Args:
@@ -191,6 +193,7 @@ def store_image(data: bytes, policy: Images, name: str = "", pixels: PixelFormat
         policy: the policy.
         name: the file's name or path, only for `policy.extension`.
         pixels: with `policy.pixels` "keep" the format that the image must have.
+        kept: with `policy.pixels` "keep" the image itself, if it is not just that of `data`.
 
     Raises:
         MissingExtraError: a package that decodes the file is not installed.
@@ -198,7 +201,7 @@ def store_image(data: bytes, policy: Images, name: str = "", pixels: PixelFormat
             small, which is not the image's fault.
     """
     if policy.pixels == "keep":
-        kept = read_kept(data)
+        kept = kept or read_kept(data)
         found = RGB8 if kept is None else kept.pixels
         if found != pixels:
             if kept is None:
@@ -255,9 +258,10 @@ def _store_kept(kept: Kept, policy: Images, name: str) -> StoredImage:
     if policy.presize is not None:
         pixels = _presize(pixels, scaled_size(*size, policy.presize, policy.presize_mode), policy)
     height, width, channels = pixels.shape
+    is_rgb8 = kept.pixels == RGB8
     return StoredImage(
-        encode_npy(pixels),
-        "npy",
+        encode(pixels, "png", policy.quality) if is_rgb8 else encode_npy(pixels),
+        "png" if is_rgb8 else "npy",
         height,
         width,
         channels,
@@ -265,7 +269,7 @@ def _store_kept(kept: Kept, policy: Images, name: str) -> StoredImage:
         odd,
         source=size,
         orientation=header.orientation,
-        levels=(float(values.min()), float(values.max())) if values.size else None,
+        levels=(float(values.min()), float(values.max())) if values.size and not is_rgb8 else None,
     )
 
 

@@ -44,6 +44,7 @@ def shard(  # noqa: PLR0913  # the public face
     columns: Mapping[str, str] | None = None,
     rename: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
+    bands: str | Sequence[str | int] | None = None,
     masks: str | Path | None = None,
     texts: bool = False,
     group_by: str | None = None,
@@ -107,6 +108,10 @@ def shard(  # noqa: PLR0913  # the public face
             their paths or the suffix of their files in a tar ("mask.png"), and a kind: "image"; "mask", a PNG with one
             channel of 8 bits; "depth", a PNG of 16 bits. Masks have the size of the upright image, are resized with it
             by nearest neighbour, and stay PNG.
+        bands: with pixels="keep" the channels of an image: bands of its file, by number from 1, like "4,3,2", or files
+            with one band each, by name, like "B02,B03,B04". Files of a folder that differ in this name alone
+            (tile_B02.tif, tile/B02.tif) are one sample, and a table has a column of paths for each. Images that lack a
+            band, or whose bands differ in size or type, are rejected (bad_bands).
         masks: a folder of masks that mirrors the folder of images: the same relative paths, with any image suffix. It
             makes the column "mask".
         texts: read the files beside each image of a folder, like 0001.txt, 0001.json and 0001.cls of 0001.jpg, as those

@@ -126,7 +126,7 @@ class Inventory:
 
     def _read(self, source: Source) -> None:
         options, standing, contents = self.options, self.standing, source.contents.merge(self.options)
-        self.growth = None if standing is None else Growth(standing, self.database, self.base)
+        self.growth = None if standing is None else Growth(standing, self.database, self.base, options.image_files)
         declared = contents.declared if standing is None else standing.declare(contents.declared)
         found, splits = Found(), set[str]()
         types = ColumnTypes(declared, [options.name_of(name) for name in options.boxes.columns or ()])

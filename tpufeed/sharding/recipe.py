@@ -34,7 +34,7 @@ from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.policy import DEEP_BITS, bits_used
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.standing import StandingDataset
-from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext
+from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext, read_chosen
 from tpufeed.sources.coco_folders import named_splits
 from tpufeed.sources.inputs import Files, files_of, iter_taken
 from tpufeed.sources.options import ShardOptions
@@ -82,11 +82,11 @@ def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[
     Put it into the schema, and return warnings. Raises OptionError if images differ, or do not fit a growing dataset or
     another option.
     """
-    counts, examples = Counter[PixelFormat](), dict[PixelFormat, str]()
-    frames, keeps = inventory.options.images.frames or msgspec.UNSET, inventory.options.images.pixels == "keep"
+    counts, examples, options = Counter[PixelFormat](), dict[PixelFormat, str](), inventory.options
+    frames, keeps = options.images.frames or msgspec.UNSET, options.images.pixels == "keep"
 
     def look(item: Item, data: Sequence[bytes]) -> None:
-        kept = read_kept(data[0])
+        kept = read_kept(data[0]) if options.bands is None else read_chosen(item, data, options)
         if kept is None:
             read_header(data[0])  # what is no image does not count
         found = msgspec.structs.replace(RGB8 if kept is None else kept.pixels, frames=frames)
@@ -114,7 +114,7 @@ def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[
     if pixels == RGB8:
         return []
     other = next((spec for spec in inventory.features if (spec.kind if frames else spec.kind == "image")), None)
-    if other is not None or inventory.options.names == "kaggle":
+    if other is not None or options.names == "kaggle":
         what = "names='kaggle' is" if other is None else f"the {other.kind} column {other.name!r} is"
         only, flag = ("single images", "--frames") if frames else ("8-bit RGB", "--pixels keep")
         raise OptionError(f"{what} for {only}, and the images are {pixels}: leave {flag} out, or that option")

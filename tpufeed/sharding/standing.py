@@ -179,9 +179,13 @@ class Growth:
         rejected_before: number of inputs left out because the dataset rejected them before and they have not changed.
     """
 
-    def __init__(self, standing: StandingDataset, database: sqlite3.Connection, base: str) -> None:
-        """Compare `standing` with the inventory of a source with this `base`, which is in `database`."""
+    def __init__(self, standing: StandingDataset, database: sqlite3.Connection, base: str, files: int) -> None:
+        """Compare `standing` with the inventory of a source with this `base`, which is in `database`.
+
+        An image is in as many `files`.
+        """
         self._standing, self._database, self._query, self._base = standing, database, database.execute, base
+        self._others = files - 1
         self.skipped, self.compared_by_size, self.renewed, self.rejected_before = 0, 0, 0, 0
         self.corrected, self.first_corrected = 0, ""
 
@@ -346,10 +350,9 @@ class Growth:
         files, done, last, due = Files(self._base), 0, 0, time.monotonic() + _SAY_SECONDS
         statement = "SELECT row, item FROM wanted JOIN inputs ON inputs.rowid = row WHERE row > ? ORDER BY row LIMIT ?"
         while lines := self._query(statement, (last, _AT_ONCE)).fetchall():
-            # Only the image's own file: neither masks nor columns.
+            # Only the image's own files: neither masks nor columns.
             items = (decode_item(line) for _, line in lines)
-            frames = self._standing.manifest.pixels.frames
-            inputs = [msgspec.structs.replace(i, images=i.images if frames else (), problem=None) for i in items]
+            inputs = [msgspec.structs.replace(item, images=item.images[: self._others], problem=None) for item in items]
             with closing(iter_certain(files, inputs)) as read:
                 found = [
                     (row, image_digest(b"".join(data)))

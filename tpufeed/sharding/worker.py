@@ -19,6 +19,7 @@ from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.frames import read_frames
 from tpufeed.images.header import sniff
+from tpufeed.images.kept import Kept, read_bands
 from tpufeed.images.masks import encode_mask, store_mask
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.pixel_format import RGB8
@@ -49,6 +50,12 @@ TURNED = "boxes turned by exif"
 UNSURE = "exif, boxes not turned"  # upside down, mirrored or square: the sizes do not tell which image boxes refer to
 
 
+def read_chosen(item: Item, data: Sequence[bytes], options: ShardOptions) -> Kept:
+    """Return the image that `options.bands` choose or join. Raises as `read_bands`."""
+    places = map(place_of, files_of(item)[: options.image_files])
+    return read_bands([*zip(places, data, strict=False)], options.band_numbers)
+
+
 class StoredSample(NamedTuple):
     """A sample as its record holds it."""
 
@@ -77,6 +84,7 @@ class SampleMaker:
         label = next((spec for spec in features if spec.name == LABEL), None)
         self.labelled, self.several_labels = label is not None, label is not None and label.shape is None
         self.names = [name.encode() for name in class_names]
+        self._options, self._files = options, options.image_files
         outlines, self._policy, self._format = options.outlines, options.images, features[0].pixels or RGB8
         self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
         self._columns = [spec for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
@@ -101,7 +109,8 @@ class SampleMaker:
             image = self._store_clip(item, data)
             rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
             return StoredSample(image, rest, len(image.data))
-        image = store_image(data[0], self._policy, item.path, self._format)
+        chosen = None if self._options.bands is None else read_chosen(item, data, self._options)
+        image = store_image(data[0], self._policy, item.path, self._format, chosen)
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
         if not self._pictures and self._boxes is None:
             return StoredSample(image, rest, len(image.data))
@@ -120,7 +129,8 @@ class SampleMaker:
                 drawn, of_outlines = self._drawer.draw(item, kept, said)
                 mask = encode_mask(of_source.warp(drawn, 0), "mask")
                 rest[MASKS], size, odd = Feature("bytes", (mask,)), size + len(mask), odd + of_outlines
-        for spec, file, part in zip(self._pictures, item.images, data[1:], strict=True):
+        pictures = zip(self._pictures, item.images[self._files - 1 :], data[self._files :], strict=True)
+        for spec, file, part in pictures:
             where = place_of(file)
             try:
                 if spec.kind == "image":
@@ -231,12 +241,13 @@ class ShardContext(TaskContext):
         """Write the images of the task's inputs by the policy."""
         header, files, (writer,) = self.header, Files(self.header.base), output.writers
         make = SampleMaker(header.features, header.class_names, self.options, header.listed.box_format)
-        keys, is_clip = {spec.name: spec.key for spec in header.features}, self.options.images.frames is not None
+        keys = {spec.name: spec.key for spec in header.features}
+        joined = self.options.image_files
         rewritten, added_bytes, unmarked, digests = 0, 0, Counter[str](), bytearray()
         with closing(iter_taken(files, task.inputs, make)) as inputs:
             for item, data, sample in inputs:
                 digests += REJECTED if isinstance(sample, ImageError) else TAKEN
-                digests += image_digest(b"".join(data) if is_clip else data[0]) if data else UNREAD
+                digests += image_digest(b"".join(data[:joined])) if data else UNREAD
                 if isinstance(sample, ImageError):
                     if sample.reason == "unsupported" and (self.modern - readable_formats()) & set(map(sniff, data)):
                         raise BuildError(

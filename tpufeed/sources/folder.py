@@ -15,9 +15,10 @@ from tpufeed.dataset.naming import MANIFEST, PLAN, SPLIT_OF_WORD, count_ending, 
 from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
+from tpufeed.sources.bands import Scene, iter_scenes
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.paths import IMAGE_SUFFIXES, NPY, is_hidden, is_image_name, stem_of
+from tpufeed.sources.paths import ARRAYS, IMAGE_SUFFIXES, in_utf8, is_hidden, is_image_name, stem_of
 from tpufeed.sources.source import SPLIT_NAME, Folder, Found, Place, Source, listing
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store
@@ -65,15 +66,17 @@ class FolderSource(Source):
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the images. The first folder of a path is its split, if there are split folders, the next its class."""
-        suffix = NPY if self._options.images.pixels == "keep" else ()
+        suffixes = ARRAYS if self._options.images.pixels == "keep" else ()
         store, labelled, masks = self._store, self._options.label != "none", self._options.masks
         # Folders in class folders: those right in them, and those right around images, as (class, folder).
         self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()
         images, classed, unread = 0, 0, dict[str, list[str]]()  # a few files of annotations of each ending
         has_tfrecords, beside = False, list[str]()
+        files, bands = self._iter_files(), self._options.band_names
+        files = iter_scenes(files, bands, suffixes, found.notes) if bands else files
         with nullcontext() if masks is None else _open_masks(masks, store, found) as add_mask, listing():
-            for info in self._iter_files():
-                if not is_image_name(info.name, suffix):
+            for info in files:
+                if not is_image_name(info.name, suffixes):
                     count_ending(found.ignored_files, info.name)
                     if info.name.lower().endswith(_OF_ANNOTATIONS) and not is_hidden(info.name):
                         names = unread.setdefault(posixpath.splitext(info.name)[1].lower(), [])
@@ -104,6 +107,9 @@ class FolderSource(Source):
                 except OptionError as error:  # a//b.jpg in a bucket
                     problem = problem or ("unreadable", str(error))
                 item = Item(info.name, info.size_bytes, info.version, label, split, problem=problem)
+                if isinstance(info, Scene):
+                    problem = problem or info.problem
+                    item = msgspec.structs.replace(item, file=info.file, images=info.others, problem=problem)
                 yield item if add_mask is None else add_mask(item)
             if not images:
                 raise _no_images(store, found, has_tfrecords)
@@ -243,7 +249,7 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
         elif masks[0].version == BROKEN_LINK:
             wrong = f"its mask {masks[0].file} is a link to nothing"
         else:
-            return msgspec.structs.replace(item, images=tuple(masks))
+            return msgspec.structs.replace(item, images=(*item.images, *masks))
         return msgspec.structs.replace(item, problem=item.problem or ("bad_mask", wrong))
 
     with temporary_folder() as folder, closing(sqlite3.connect(folder / "masks", isolation_level=None)) as database:
@@ -259,12 +265,3 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
         yield add_mask
         for (name,) in database.execute("SELECT name FROM masks WHERE used = 0"):
             count_ending(found.ignored_files, name)
-
-
-@contextmanager
-def in_utf8() -> Iterator[None]:
-    """Turn the error of a name that is not UTF-8 into a SourceError."""
-    try:
-        yield
-    except UnicodeEncodeError as error:
-        raise SourceError(f"the file name {error.object!r} is not UTF-8. Rename it") from None

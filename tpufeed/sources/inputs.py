@@ -28,11 +28,11 @@ CHANGED = "changed_during_build"  # the reason of a file that is not as it was l
 UNREACHABLE = "unreachable"  # the reason of a web URL whose server refuses, or does not answer
 _WEB = ("http", "https")
 # Reasons that follow from a sound header. Half of a source's images may have one, so these are not read again.
-_SOUND = ("too_small", "unsupported", "other_pixels", "bad_box")
+_SOUND = ("too_small", "unsupported", "other_pixels", "bad_bands", "bad_box")
 
 
 def files_of(item: Item) -> tuple[ImageRef, ...]:
-    """Return where the bytes of a sample are: those of its image, then those of its further images."""
+    """Return where the bytes of a sample are: those of its image, in one or several files, then its further images."""
     image = ImageRef(item.file or item.path, item.bytes, item.version, item.offset, item.row, item.leaf)
     return (image, *item.images)
 

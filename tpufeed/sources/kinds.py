@@ -66,6 +66,11 @@ def find_source(url: str, options: ShardOptions) -> Source:
                 "Leave it out"
             )
         kind = TextsSource
+    if options.band_names and kind not in (FolderSource, TableSource):
+        raise OptionError(
+            f"names of bands are for a folder with a file for each band, or a table with a column for each, and {url} "
+            f"is: {kind.what}. Write a table of paths, or give numbers of bands within a file, like 4,3,2"
+        )
     if options.masks is not None and kind is not FolderSource:
         with_boxes = kind in (CocoSource, YoloSource, VocSource)
         way = "" if with_boxes else ": pass --image-column mask=COLUMN:mask, or mask=SUFFIX:mask for tars and --texts"

@@ -12,6 +12,7 @@ from tpufeed.dataset.schema import LOADERS_NAMES, DType, FeatureSpec
 from tpufeed.errors import OptionError, url_identity
 from tpufeed.images.policy import Images
 from tpufeed.options import Count, Names, Rule, Whole, a_dict, check_fields, group, parse_size
+from tpufeed.sources.bands import parse_bands
 from tpufeed.sources.boxes import FlipPairs, Outside, check_format, declare, format_pairs, parse_pairs
 from tpufeed.sources.columns import Declared
 from tpufeed.sources.outlines import Outlines
@@ -54,7 +55,7 @@ class ImageColumn(NamedTuple):
 _READING: dict[str, Any] = {"reads": True}
 # Options that plan and manifest hold even if they have their defaults. Other options are there only if given.
 _ALWAYS_STORED = frozenset(("hosts", "splits", "split_by", "image", "label", "classes", "seed"))
-_BESIDE_IMAGES = ("masks", "image_columns", "outlines", "group_by")
+_BESIDE_IMAGES = ("masks", "image_columns", "outlines", "group_by", "bands")
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 _FORM = "write them like train=0.9,val=0.1"
 _NO_EXTENSION = (
@@ -136,6 +137,7 @@ class ShardOptions:
     columns: _Texts | None = field(default=None, metadata=_READING)
     rename: _Texts | None = field(default=None, metadata=_READING)
     image_columns: _Texts | None = field(default=None, metadata=_READING)
+    bands: str | Sequence[str | int] | None = field(default=None, metadata={"flat": "chosen_bands"})
     masks: str | Path | None = field(default=None, metadata=_READING)
     texts: bool = field(default=False, metadata=_READING)
     group_by: str | None = field(default=None, metadata=_READING)
@@ -152,6 +154,9 @@ class ShardOptions:
     points: tuple[str, ...] = field(init=False)  # the columns of x and y that `boxes.keypoints` names, if it is not one
     keypoints_name: str | None = field(init=False)  # the column of keypoints in the dataset
     declared: tuple[Declared, ...] = field(init=False)  # types of `columns`, boxes and keypoints
+    band_names: tuple[str, ...] = field(init=False)  # of `bands`, if each is in its own file
+    band_numbers: tuple[int, ...] = field(init=False)  # of `bands` within a file, from 1
+    image_files: int = field(init=False)  # of an image
     pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
     sizes_differ: bool = field(init=False)  # records may have other sizes than their files
     warnings: tuple[str, ...] = field(init=False)  # sentences for the user before the build
@@ -185,6 +190,7 @@ class ShardOptions:
         given = [f"boxes.{name}" for name in marks] + [name for name in _BESIDE_IMAGES if getattr(self, name)]
         if given and self.images.frames is not None:
             raise OptionError(f"frames make clips, and {given[0]} is for single images. Leave one of them out")
+        band_names, band_numbers = parse_bands(self.bands, self.images.pixels == "keep", self.image)
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")
@@ -209,6 +215,9 @@ class ShardOptions:
             ("boxes_name", boxes_name),
             ("points", points),
             ("keypoints_name", keypoints),
+            ("band_names", band_names),
+            ("band_numbers", band_numbers),
+            ("image_files", images.frames or len(band_names) or 1),
             ("declared", declare(boxes_name, keypoints, columns) if has_marks else tuple(columns)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
             ("sizes_differ", sizes_differ),
@@ -242,6 +251,7 @@ class ShardOptions:
             "rename": dict(self.rename or {}),
             "columns": {each.name: str(each) for each in self.declared if each.name in (self.columns or {})},
             "image_columns": [f"{name}={value}" for name, value in (self.image_columns or {}).items()],
+            "chosen_bands": [*self.band_names, *self.band_numbers],
             "masks": None if self.masks is None else url_identity(open_store(self.masks).url),
             "flip_pairs": None if self.boxes.pairs is None else format_pairs(self.boxes.pairs),
             "box_columns": list(self.boxes.columns or ()),

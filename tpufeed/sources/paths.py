@@ -3,8 +3,10 @@
 import os
 import posixpath
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from tpufeed.errors import url_identity
+from tpufeed.errors import SourceError, url_identity
 from tpufeed.storage.store import url_scheme
 
 PARQUET, ARROW = ".parquet", ".arrow"
@@ -12,7 +14,7 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".heic", ".heif", ".hif", ".jxl"),
 )
-NPY = (".npy",)  # images with --pixels keep. Elsewhere they are features beside images
+ARRAYS = (".npy",)  # images with --pixels keep. Elsewhere they are features beside images
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
 HIDDEN_FOLDERS = (
     r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
@@ -90,3 +92,12 @@ def parent_of(url: str) -> str:
 def whole(base: str, file: str) -> str:
     """Return the path or URL of a file that `resolve` has given for `base`."""
     return file if file.startswith("/") or "://" in file else f"{base.rstrip('/')}/{file}"
+
+
+@contextmanager
+def in_utf8() -> Iterator[None]:
+    """Turn the error of a name that is not UTF-8 into a SourceError."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise SourceError(f"the file name {error.object!r} is not UTF-8. Rename it") from None

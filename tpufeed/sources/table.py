@@ -21,9 +21,10 @@ from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import BOX_NAMES, name_boxes
 from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
 from tpufeed.images.frames import choose_frames
+from tpufeed.sources.bands import BAD_BANDS
 from tpufeed.sources.boxes import pair_names
 from tpufeed.sources.inputs import Files, is_web
-from tpufeed.sources.options import KEYPOINTS, ImageColumn, ShardOptions, names_in
+from tpufeed.sources.options import KEYPOINTS, ShardOptions, names_in
 from tpufeed.sources.paths import IMAGE_SUFFIXES, identity_of, is_hidden, is_image_name, resolve, stem_of
 from tpufeed.sources.row_groups import parquet_errors
 from tpufeed.sources.source import Found, Place, Source, listing
@@ -91,7 +92,8 @@ class TableColumns:
         expected: str = "a path",
     ) -> None:
         self._where, self._names, self._options, self._expected = where, names, options, expected
-        image, label, split = image or options.image, label or options.label, options.split_by
+        band, *bands = options.band_names or ("",)
+        image, label, split = band or image or options.image, label or options.label, options.split_by
         image = self.find("image", image) if image else self._guess("image", IMAGE_COLUMNS)
         if image is None:
             raise OptionError(
@@ -111,8 +113,12 @@ class TableColumns:
             self.label = self._guess("label", LABEL_COLUMNS) if label == "auto" else self.find("label", label)
         self._by_folder = split == "folder"
         self.split = None if split is None or self._by_folder else self.find("split", split)
-        further = (self.find(f"image column {picture.name}", picture.column) for picture in options.pictures)
-        self.files = [image, *further]  # all columns of paths, the image's first
+        further = [self.find(f"image column {picture.name}", picture.column) for picture in options.pictures]
+        bands = [self.find("band", name) for name in bands]
+        self.files = [image, *bands, *further]  # all columns of paths, the image's first
+        # The reason of a sample that lacks a file, for each.
+        self._reasons = [BAD_BANDS if band else "unreadable", *[BAD_BANDS] * len(bands)]
+        self._reasons += [picture.missing for picture in options.pictures]
         self._taken = {*self.files, *self.flags, self.label, self.split}
         self._split_with = [name for name in names_in(options.split_with) if name != FOLDER]
         for name in self._split_with:
@@ -123,7 +129,7 @@ class TableColumns:
 
     def iter_items(self, rows: Iterable[Row], files: Files) -> Iterator[Item]:
         """Yield the items of some rows, after looking up their files. Raises SourceError."""
-        base = files.base.url
+        base, further = files.base.url, [*zip(self.files[1:], self._reasons[1:], strict=True)]
         for (number, record, known), (image, *pictures) in self._look_up(rows, files):
             row, (path, ref, wrong) = f"row {number} of {self._where}", image
             try:
@@ -134,7 +140,7 @@ class TableColumns:
                 raise type(error)(f"{self._where}, row {number}: {error}") from None
             others = {name: value for name, value in record.items() if name not in self._taken}
             if ref is None:
-                bad = "unreadable", f"{row} has {wrong} in its column {self.files[0]!r}. Expected {self._expected}"
+                bad = self._reasons[0], f"{row} has {wrong} in its column {self.files[0]!r}. Expected {self._expected}"
                 if isinstance(wrong, ImageError):
                     bad = wrong.reason, f"{row}, column {self.files[0]!r}: {wrong}"
                 path = url_identity(f"{self._where}, row {number}")
@@ -142,14 +148,14 @@ class TableColumns:
                 continue
             problems = list[Problem]()
             if wrong is not None:
-                reason = wrong.reason if isinstance(wrong, ImageError) else "unreadable"
+                reason = wrong.reason if isinstance(wrong, ImageError) else self._reasons[0]
                 problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
-            further = self._options.pictures or [ImageColumn("", self.files[0], "image")] * len(pictures)  # frames
-            for picture, (name, found, lack) in zip(further, pictures, strict=True):
+            columns = further or [(self.files[0], self._reasons[0])] * len(pictures)  # frames
+            for (column, missing), (name, found, lack) in zip(columns, pictures, strict=True):
                 if lack is not None:
                     said = f"{name!r}: {lack}" if found is not None else f"{lack}. Expected {self._expected}"
-                    reason = lack.reason if isinstance(lack, ImageError) else picture.missing
-                    problems.append((reason, f"{row}, column {picture.column!r}: {said}"))
+                    reason = lack.reason if isinstance(lack, ImageError) else missing
+                    problems.append((reason, f"{row}, column {column!r}: {said}"))
             path, problem = identity_of(base, path), problems[0] if problems else known
             images = () if problems else tuple(found for _, found, _ in pictures if found is not None)
             file = "" if ref.file == path else ref.file
@@ -301,8 +307,8 @@ class TableSource(Source):
             return columns, None
 
         def change(record: Record) -> Record:
-            key = text_of(record.get(image))
-            return {**record, image: find_path(key)} if key else record
+            keys = {name: text_of(record.get(name)) for name in columns.files[: self._options.image_files]}
+            return {**record, **{name: find_path(key) for name, key in keys.items() if key}}
 
         return columns, change
 

@@ -10,10 +10,10 @@ import msgspec
 from tpufeed.builds.item import ImageRef, Item
 from tpufeed.dataset.naming import count_ending
 from tpufeed.errors import NoInputsError, OptionError, SourceError
-from tpufeed.sources.folder import has_split_folders, in_utf8
+from tpufeed.sources.folder import has_split_folders
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.paths import is_hidden
+from tpufeed.sources.paths import in_utf8, is_hidden
 from tpufeed.sources.source import Folder, Found, Place, chunks_of, listing, read_annotations
 from tpufeed.sources.tars import IMAGES, LARGEST_TEXT, TEXTS, Part, TarSource
 from tpufeed.storage.local import temporary_folder
