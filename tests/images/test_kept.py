@@ -33,6 +33,12 @@ def npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+def npz(**arrays) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
 def png(array: np.ndarray) -> bytes:
     return cv2.imencode(".png", array)[1].tobytes()
 
@@ -47,6 +53,8 @@ FILES = {
     "npy": npy,
     "big-endian npy": lambda a: npy(a.astype(a.dtype.newbyteorder(">"))),
     "fortran npy": lambda a: npy(np.asfortranarray(a)),
+    "npz": lambda a: npz(image=a),
+    "bands first npz": lambda a: npz(image=a.transpose(2, 0, 1)),
     "bands first": lambda a: npy(a.transpose(2, 0, 1).copy()),
 }
 
@@ -107,6 +115,11 @@ REFUSED = {
     "a short npy": (npy(draw((9, 8, 4), "uint16"))[:-1], "truncated", "575"),
     "a short header": (npy(draw((9, 8, 4), "uint16"))[:60], "truncated", "header"),
     "a promise": (npy(np.zeros((1, 1), np.uint16)).replace(b"(1, 1)", b"(9999999, 9999999)"), "truncated", "asks for"),
+    "two arrays": (npz(image=draw((9, 8), "uint16"), label=draw((9, 8), "uint8")), "unsupported", "image, label"),
+    "pickles in an npz": (npz(image=np.array([[{}]], object)), "unsupported", "pickled"),
+    "a short npz": (npz(image=draw((9, 8, 4), "uint16"))[:-90], "unreadable", "npz"),
+    "a damaged npz": (npz(image=draw((99, 98), "uint16")).replace(b"\5", b"\6"), "unreadable", "npz"),
+    "an npz that unpacks to gigabytes": (npz(image=np.zeros((15000, 15000), np.uint8)), "too_large", "15000x15000"),
     "a short TIFF": (tiff(draw((90, 80, 4), "uint16"), planarconfig="contig")[:-50], "truncated", "TIFF"),
     "a broken TIFF": (b"II*\0" + bytes(40), "unreadable", "TIFF"),
     "no image": (b"x" * 40, "not_an_image", "no image format"),

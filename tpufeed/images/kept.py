@@ -1,6 +1,7 @@
-"""Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, and NumPy's .npy."""
+"""Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, DICOM, and NumPy's .npy and .npz."""
 
 import io
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,13 +14,15 @@ from tpufeed.errors import ImageError, MissingExtraError
 from tpufeed.images.decoding import Pixels, decode_stored
 from tpufeed.images.header import MAX_PIXELS, ImageHeader, read_header, sniff
 from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, PixelFormat
-from tpufeed.images.tensors import npy_view
+from tpufeed.images.tensors import MOST_HEADER_BYTES, npy_view, read_npy_header
 from tpufeed.images.unwritten import check_png_rows
+from tpufeed.text import format_names
 
 BANDS_FIRST = "bands first"  # the odd case of an array of (channels, height, width)
 _PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's channels by colour type
 _MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _PALETTE = 3
+_ZIP_START = b"PK\3\4"
 _MOST_CHUNK_PIXELS = 1 << 26
 _T = TypeVar("_T")
 
@@ -44,9 +47,12 @@ def read_kept(data: bytes) -> Kept | None:
     """
     kind = sniff(data)
     if kind == "npy":
-        return _read_npy(data)
+        array = npy_view(data)
+        return _read_npy(array.shape, array.dtype, lambda: array)
     if kind == "tiff":
         return _read_tiff(data)
+    if data[:4] == _ZIP_START:
+        return _read_npz(data)
     header = read_header(data) if kind == "png" else None
     if header is None or not {"alpha", "deep"}.intersection(header.odd) or data[25] not in _PNG_ORDER:
         return None  # a palette becomes colours
@@ -118,17 +124,40 @@ def _read_any(data: bytes) -> Kept:
     return Kept(header, PixelFormat("uint8", header.channels), lambda: decode_stored(data, header))
 
 
-def _read_npy(data: bytes) -> Kept:
-    array = npy_view(data)
-    odd = tuple[str, ...]()
-    if array.ndim == 3 and array.shape[0] < min(array.shape[1:]):
-        array, odd = array.transpose(1, 2, 0), (BANDS_FIRST,)
-    if array.ndim not in (2, 3) or 0 in array.shape:
-        said = f"an array of the shape {array.shape}, expected (height, width) or (height, width, channels)"
+def _read_npz(data: bytes) -> Kept:
+    """Read the only array of an archive. Its numbers are unpacked after its size is known."""
+
+    def unpack(most: int = -1) -> bytes:
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as file, file.open(names[0]) as entry:
+                return entry.read(most)
+        except MemoryError:
+            raise
+        except Exception as error:  # it raises all kinds of errors
+            raise ImageError("unreadable", f"the .npz does not unpack: {error}") from error
+
+    try:
+        infos = zipfile.ZipFile(io.BytesIO(data)).infolist()
+    except Exception as error:
+        raise ImageError("unreadable", f"the .npz does not open: {error}") from error
+    names = [info.filename for info in infos]
+    if len(names) != 1:
+        arrays = format_names([name.removesuffix(".npy") for name in names]) or "none"
+        raise ImageError("unsupported", f"the .npz has {len(names)} arrays ({arrays}). Expected the image alone")
+    header = read_npy_header(unpack(MOST_HEADER_BYTES), infos[0].file_size)
+    return _read_npy(header.shape, header.dtype, lambda: npy_view(unpack()))
+
+
+def _read_npy(shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels]) -> Kept:
+    is_turned = len(shape) == 3 and shape[0] < min(shape[1:])
+    shape = (*shape[1:], shape[0]) if is_turned else shape
+    if len(shape) not in (2, 3) or 0 in shape:
+        said = f"an array of the shape {shape}, expected (height, width) or (height, width, channels)"
         raise ImageError("unsupported", said)
-    shape = (*array.shape, 1)[:3]
-    header = ImageHeader("npy", shape[1], shape[0], shape[2], False, odd=odd)
-    return _kept("npy", shape, array.dtype, lambda: array.reshape(shape), header)
+    shape = (*shape, 1)[:3]
+    header = ImageHeader("npy", shape[1], shape[0], shape[2], False, odd=(BANDS_FIRST,) if is_turned else ())
+    turned = (lambda: load().transpose(1, 2, 0)) if is_turned else load
+    return _kept("npy", shape, dtype, lambda: turned().reshape(shape), header)
 
 
 def _read_tiff(data: bytes) -> Kept | None:

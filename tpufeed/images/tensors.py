@@ -11,7 +11,7 @@ from numpy.lib import format as npy
 from tpufeed.errors import ImageError
 
 NPY_START = b"\x93NUMPY"
-_MOST_HEADER_BYTES = 4096
+MOST_HEADER_BYTES = 4096
 
 
 class NpyHeader(NamedTuple):
@@ -38,16 +38,19 @@ def encode_npy(pixels: npt.NDArray[Any]) -> bytes:
     return file.getvalue()
 
 
-def read_npy_header(data: bytes | memoryview) -> NpyHeader:
-    """Read the header of a file that has all of its numbers. Raises ImageError."""
+def read_npy_header(data: bytes | memoryview, size: int | None = None) -> NpyHeader:
+    """Read the header of a file that has all of its numbers. Raises ImageError.
+
+    `size` is that of the file, if `data` is only its beginning.
+    """
     wide = 2 if data[6:7] == b"\1" else 4  # bytes of its length
     start = 8 + wide + int.from_bytes(data[8 : 8 + wide], "little")
-    if start > min(len(data), _MOST_HEADER_BYTES):
+    if start > min(len(data), MOST_HEADER_BYTES):
         raise ImageError("truncated", "the file ends within its npy header")
     header = _parse(bytes(data[:start]))
     expected = header.dtype.itemsize * int(np.prod(header.shape, dtype=object))
-    if len(data) - start < expected:
-        found = len(data) - start
+    found = (len(data) if size is None else size) - start
+    if found < expected:
         raise ImageError("truncated", f"the .npy has {found} bytes of numbers, and its header asks for {expected}")
     return header
 
@@ -58,7 +61,7 @@ def _parse(head: bytes) -> NpyHeader:
     file = io.BytesIO(head)
     try:
         read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-        shape, is_fortran, dtype = read(file, max_header_size=_MOST_HEADER_BYTES)
+        shape, is_fortran, dtype = read(file, max_header_size=MOST_HEADER_BYTES)
     except Exception as error:  # it is parsed as Python
         raise ImageError("unreadable", f"the header of the .npy does not parse: {error}") from error
     if dtype.hasobject:

@@ -18,7 +18,7 @@ from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceErro
 from tpufeed.sources.bands import Scene, iter_scenes
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.paths import ARRAYS, IMAGE_SUFFIXES, in_utf8, is_hidden, is_image_name, stem_of
+from tpufeed.sources.paths import IMAGE_SUFFIXES, KEPT, in_utf8, is_hidden, is_image_name, stem_of
 from tpufeed.sources.source import SPLIT_NAME, Folder, Found, Place, Source, listing
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store
@@ -66,7 +66,7 @@ class FolderSource(Source):
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         """Yield the images. The first folder of a path is its split, if there are split folders, the next its class."""
-        suffixes = ARRAYS if self._options.images.pixels == "keep" else ()
+        suffixes = KEPT if self._options.images.pixels == "keep" else ()
         store, labelled, masks = self._store, self._options.label != "none", self._options.masks
         # Folders in class folders: those right in them, and those right around images, as (class, folder).
         self._nested, self._innermost = set[tuple[str, str]](), set[tuple[str, str]]()
