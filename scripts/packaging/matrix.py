@@ -27,6 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = (
     *("gcs", "rapid", "tf", "torch", "xla", "torchtpu", "jax", "keras", "grain", "ray", "beam"),
     *("lightning", "metrics", "report", "profile", "tpu-compiler", "parquet", "annotations", "formats", "bands"),
+    "dicom",
 )
 CASES = ("none", *EXTRAS, "sdist", "no-compiler", "oldest")
 OLDEST_PYTHON = "3.11"

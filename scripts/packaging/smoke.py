@@ -380,6 +380,23 @@ def check_bands(folder: Path) -> None:
     assert np.array_equal(next(iter(loader))[0], bands)
 
 
+def check_dicom(folder: Path) -> None:
+    import pydicom
+    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+
+    (folder / "xrays").mkdir()
+    stored = np.random.default_rng(0).integers(0, 4096, (40, 50)).astype(np.uint16)
+    scan = pydicom.Dataset()
+    scan.file_meta = pydicom.dataset.FileMetaDataset()
+    scan.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    scan.SOPClassUID, scan.SOPInstanceUID = SecondaryCaptureImageStorage, generate_uid()
+    scan.set_pixel_data(stored, "MONOCHROME1", 12)
+    scan.save_as(folder / "xrays/0.dcm", enforce_file_format=True)
+    run("shard", folder / "xrays", folder / "from-xrays", "--pixels", "keep")
+    loader = tpufeed.Loader(folder / "from-xrays", batch_size=1, columns=("image",), shuffle=False)
+    assert np.array_equal(next(iter(loader))[0, ..., 0], 4095 - stored)
+
+
 def run(*arguments: object, expect: int = 0, environment: dict[str, str] | None = None) -> str:
     """What the command `tpufeed` prints; on stderr, where it is to fail."""
     command = [str(Path(sys.executable).with_name("tpufeed")), *map(str, arguments)]
@@ -410,6 +427,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "annotations": lambda _: draw_outlines(),
     "formats": check_formats,
     "bands": check_bands,
+    "dicom": check_dicom,
 }
 
 if __name__ == "__main__":

@@ -29,10 +29,11 @@ from tpufeed.images.unwritten import check_segments
 # Our error has what Pillow logs here. Without a handler Python would print the log to stderr, once per file.
 logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
 
-Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy"]
+Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy", "dicom"]
 MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack
 JPEG_START = b"\xff\xd8\xff"
 DCT_START = b"\x89DCT"  # images of caches, see `coefficients`
+DICOM_MARK = b"DICM"  # after 128 bytes of anything
 ALL_COEFFICIENTS = b"\0\x3f\0"  # the end of a scan's header in a baseline file
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 _COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT. Not all decoders support arithmetic or lossless
@@ -95,6 +96,7 @@ _SUFFIXES: dict[str, Format] = {
     **dict.fromkeys(("heic", "heif", "hif"), "heic"),
     "jxl": "jxl",
     "npy": "npy",
+    **dict.fromkeys(("dcm", "dicom"), "dicom"),
 }
 
 
@@ -169,7 +171,8 @@ def read_header(data: bytes) -> ImageHeader:
     if image_format is None:
         if not data:
             raise ImageError("zero_bytes", "the file is empty")
-        raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {data[:8]!r}")
+        more = ". It is a DICOM, which --pixels keep reads" if data[128:132] == DICOM_MARK else ""
+        raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {data[:8]!r}{more}")
     try:
         if image_format in MODERN:
             return _read_modern(data, image_format)

@@ -12,7 +12,8 @@ import numpy as np
 
 from tpufeed.errors import ImageError, MissingExtraError
 from tpufeed.images.decoding import Pixels, decode_stored
-from tpufeed.images.header import MAX_PIXELS, ImageHeader, read_header, sniff
+from tpufeed.images.dicom import read_dicom
+from tpufeed.images.header import DICOM_MARK, MAX_PIXELS, ImageHeader, read_header, sniff
 from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, PixelFormat
 from tpufeed.images.tensors import MOST_HEADER_BYTES, npy_view, read_npy_header
 from tpufeed.images.unwritten import check_png_rows
@@ -43,30 +44,14 @@ def read_kept(data: bytes) -> Kept | None:
 
     Raises:
         ImageError: the file is damaged, or its numbers are of another type, or it has too many channels.
-        MissingExtraError: tifffile is not installed.
+        MissingExtraError: tifffile, pydicom or a decoder is not installed.
     """
-    kind = sniff(data)
-    if kind == "npy":
-        array = npy_view(data)
-        return _read_npy(array.shape, array.dtype, lambda: array)
-    if kind == "tiff":
-        return _read_tiff(data)
-    if data[:4] == _ZIP_START:
-        return _read_npz(data)
-    header = read_header(data) if kind == "png" else None
-    if header is None or not {"alpha", "deep"}.intersection(header.odd) or data[25] not in _PNG_ORDER:
-        return None  # a palette becomes colours
-    order = _PNG_ORDER[data[25]]
-    header = replace(header, odd=tuple(case for case in header.odd if case in ("exif", "animated")))
-
-    def load() -> Pixels:
-        check_png_rows(data)
-        found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-        if found is None:
-            raise ImageError("unreadable", "the PNG does not decode by libpng")
-        return np.ascontiguousarray(np.atleast_3d(found)[..., order])
-
-    return _kept("png", (header.height, header.width, len(order)), np.dtype(f"u{data[24] // 8}"), load, header)
+    reader = {"png": _read_png, "tiff": _read_tiff, "npy": _read_npy}.get(sniff(data) or "")
+    if reader is None and data[128:132] == DICOM_MARK:
+        reader = _read_dicom
+    if reader is None and data.startswith(_ZIP_START):
+        reader = _read_npz
+    return None if reader is None else reader(data)
 
 
 def read_bands(files: Sequence[tuple[str, bytes]], numbers: Sequence[int] = ()) -> Kept:
@@ -124,6 +109,33 @@ def _read_any(data: bytes) -> Kept:
     return Kept(header, PixelFormat("uint8", header.channels), lambda: decode_stored(data, header))
 
 
+def _read_png(data: bytes) -> Kept | None:
+    header = read_header(data)
+    if not {"alpha", "deep"}.intersection(header.odd) or data[25] not in _PNG_ORDER:
+        return None  # a palette becomes colours
+    order = _PNG_ORDER[data[25]]
+    header = replace(header, odd=tuple(case for case in header.odd if case in ("exif", "animated")))
+
+    def load() -> Pixels:
+        check_png_rows(data)
+        found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+        if found is None:
+            raise ImageError("unreadable", "the PNG does not decode by libpng")
+        return np.ascontiguousarray(np.atleast_3d(found)[..., order])
+
+    return _kept("png", (header.height, header.width, len(order)), np.dtype(f"u{data[24] // 8}"), load, header)
+
+
+def _read_dicom(data: bytes) -> Kept:
+    header, dtype, load = read_dicom(data)
+    return _kept("dicom", (header.height, header.width, header.channels), dtype, load, header)
+
+
+def _read_npy(data: bytes) -> Kept:
+    array = npy_view(data)
+    return _of_array(array.shape, array.dtype, lambda: array)
+
+
 def _read_npz(data: bytes) -> Kept:
     """Read the only array of an archive. Its numbers are unpacked after its size is known."""
 
@@ -145,10 +157,10 @@ def _read_npz(data: bytes) -> Kept:
         arrays = format_names([name.removesuffix(".npy") for name in names]) or "none"
         raise ImageError("unsupported", f"the .npz has {len(names)} arrays ({arrays}). Expected the image alone")
     header = read_npy_header(unpack(MOST_HEADER_BYTES), infos[0].file_size)
-    return _read_npy(header.shape, header.dtype, lambda: npy_view(unpack()))
+    return _of_array(header.shape, header.dtype, lambda: npy_view(unpack()))
 
 
-def _read_npy(shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels]) -> Kept:
+def _of_array(shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels]) -> Kept:
     is_turned = len(shape) == 3 and shape[0] < min(shape[1:])
     shape = (*shape[1:], shape[0]) if is_turned else shape
     if len(shape) not in (2, 3) or 0 in shape:
@@ -156,8 +168,11 @@ def _read_npy(shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels]) ->
         raise ImageError("unsupported", said)
     shape = (*shape, 1)[:3]
     header = ImageHeader("npy", shape[1], shape[0], shape[2], False, odd=(BANDS_FIRST,) if is_turned else ())
-    turned = (lambda: load().transpose(1, 2, 0)) if is_turned else load
-    return _kept("npy", shape, dtype, lambda: turned().reshape(shape), header)
+
+    def turn() -> Pixels:
+        return load().transpose(1, 2, 0) if is_turned else load().reshape(shape)
+
+    return _kept("npy", shape, dtype, turn, header)
 
 
 def _read_tiff(data: bytes) -> Kept | None:

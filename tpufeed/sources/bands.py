@@ -19,14 +19,12 @@ BAD_BANDS = "bad_bands"  # the reason of an image whose bands are not all there,
 
 
 def parse_bands(
-    bands: Sequence[str | int] | str | None, are_kept: bool, image: str | None
+    bands: Sequence[str | int] | str, are_kept: bool, image: str | None
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the names of bands, or their numbers from 1, or neither.
+    """Return the names of bands, or their numbers from 1: one of both is empty.
 
     Raises OptionError, also if images are not kept as they are, or if names come with a column of images.
     """
-    if bands is None:
-        return (), ()
     if not are_kept:
         raise OptionError("bands chooses channels of images that are kept as they are. Pass --pixels keep as well")
     each = [str(band).strip() for band in (bands.split(",") if isinstance(bands, str) else bands)]
@@ -99,10 +97,13 @@ def iter_scenes(
                 line = scene, bands.index(found[1]), info.name, info.size_bytes, info.version
                 with in_utf8():
                     database.execute("INSERT INTO files VALUES(?, ?, ?, ?, ?)", line)
+        names = ", ".join(bands)
         if others and not database.total_changes:
-            raise OptionError(f"no image has the name of a band ({', '.join(bands)}) in its own, like {first}")
+            raise OptionError(
+                f"no image has the name of a band ({names}) in its own, like {first}. Pass those of the files"
+            )
         if others:
-            said = f"{format_count(others, 'image')} without the name of a band ({', '.join(bands)}) in their own"
+            said = f"{format_count(others, 'image')} without the name of a band ({names}) in their own"
             notes.append(f"{said} are left out, like {first}")
         lines = database.execute("SELECT * FROM files ORDER BY scene, band, name")
         for scene, found_files in itertools.groupby(lines, lambda line: line[0]):
@@ -111,21 +112,14 @@ def iter_scenes(
 
 def _scene_of(name: str, files: Sequence[tuple[str, ImageRef]], bands: Sequence[str]) -> Scene:
     """Return the scene of some files, each with its band, in the order of these."""
-    (_, first), problem = files[0], None
-    found = [band for band, _ in files]
+    found, refs, problem = [band for band, _ in files], [file for _, file in files], None
     if missing := [band for band in bands if band not in found]:
-        problem = f"it has no file of {format_names(missing)}, only {format_names([file.file for _, file in files])}"
+        problem = f"it has no file of {format_names(missing)}, only {format_names([file.file for file in refs])}"
     elif len(files) > len(bands):
         several = next(band for band in bands if found.count(band) > 1)
         same = format_names([file.file for band, file in files if band == several])
         problem = f"the band {several} has several files: {same}"
-    elif broken := [file.file for _, file in files if file.version == BROKEN_LINK]:
+    elif broken := [file.file for file in refs if file.version == BROKEN_LINK]:
         problem = f"{broken[0]} is a link to nothing"
-    return Scene(
-        name,
-        first.bytes,
-        first.version,
-        file=first.file,
-        others=() if problem else tuple(file for _, file in files[1:]),
-        problem=(BAD_BANDS, problem) if problem else None,
-    )
+    said, others = (BAD_BANDS, problem) if problem else None, () if problem else tuple(refs[1:])
+    return Scene(name, refs[0].bytes, refs[0].version, file=refs[0].file, others=others, problem=said)

@@ -201,6 +201,8 @@ def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError
         advice = ", but an unfinished build of a dataset. Run its command again"
     elif has_tfrecords:
         advice = f". {adopt_advice(store.url)}"
+    elif kept := [ending for ending in KEPT if ending in found.ignored_files]:
+        advice = f". Those that end in {', '.join(kept)} are images with --pixels keep"
     else:
         advice = (
             f". Expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder per class (photos/cat/1.jpg), or "

@@ -190,7 +190,8 @@ class ShardOptions:
         given = [f"boxes.{name}" for name in marks] + [name for name in _BESIDE_IMAGES if getattr(self, name)]
         if given and self.images.frames is not None:
             raise OptionError(f"frames make clips, and {given[0]} is for single images. Leave one of them out")
-        band_names, band_numbers = parse_bands(self.bands, self.images.pixels == "keep", self.image)
+        is_kept = self.images.pixels == "keep"
+        band_names, band_numbers = ((), ()) if self.bands is None else parse_bands(self.bands, is_kept, self.image)
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
             raise OptionError(f"a shard has at least one byte, not {size_bytes}")

@@ -25,7 +25,7 @@ from tpufeed.sources.bands import BAD_BANDS
 from tpufeed.sources.boxes import pair_names
 from tpufeed.sources.inputs import Files, is_web
 from tpufeed.sources.options import KEYPOINTS, ShardOptions, names_in
-from tpufeed.sources.paths import IMAGE_SUFFIXES, identity_of, is_hidden, is_image_name, resolve, stem_of
+from tpufeed.sources.paths import IMAGE_SUFFIXES, KEPT, identity_of, is_hidden, is_image_name, resolve, stem_of
 from tpufeed.sources.row_groups import parquet_errors
 from tpufeed.sources.source import Found, Place, Source, listing
 from tpufeed.storage.reading import open_compared, open_object
@@ -275,6 +275,7 @@ class TableSource(Source):
             raise OptionError("a table has no folders to split by. Name one of its columns")
         self._store, self._files, self._options, self.base = place.store, place.files, options, place.store.url
         self.splits = options.split_by is not None
+        self._suffixes = KEPT if options.images.pixels == "keep" else ()  # further ones of images
         self.notes = list[str]()  # on the images' places, once tables are open
         self._flags = list[str]()  # columns of 0 and 1 in a table without labels
 
@@ -329,7 +330,7 @@ class TableSource(Source):
             infos = files.stats([resolve(self.base, pattern.replace("{}", key)) for key in keys])
             return sum(isinstance(info, ObjectInfo) for info in infos)
 
-        if place is not None and is_image_name(place):
+        if place is not None and is_image_name(place, self._suffixes):
             return partial(place.replace, "{}")
         if not keys or (place is None and (any("://" in key or key[0] == "/" for key in keys) or count("{}", keys))):
             return None
@@ -337,7 +338,7 @@ class TableSource(Source):
             names = () if place is not None or is_web(store) else store.iter_folders()
             folders = [place or "", *sorted(name for name in names if not is_hidden(name))[:_MOST_FOLDERS]]
         starts = (each if "{}" in each else posixpath.join(each, "{}") for each in folders)
-        patterns = [start + suffix for start in starts for suffix in ("", *IMAGE_SUFFIXES)]
+        patterns = [start + suffix for start in starts for suffix in ("", *IMAGE_SUFFIXES, *self._suffixes)]
         found = [pattern for pattern in patterns if count(pattern, keys[:1]) and count(pattern, keys) == len(keys)]
         if len(found) > 1:
             raise OptionError(
@@ -376,7 +377,7 @@ class TableSource(Source):
                 if number == _MOST_LISTED:
                     return {}
                 name = posixpath.basename(path)
-                for key in {name, stem_of(name)} if is_image_name(path) else ():
+                for key in {name, stem_of(name)} if is_image_name(path, self._suffixes) else ():
                     if paths.setdefault(key, path) != path:
                         raise OptionError(
                             f"{self.base}: two images are called {key}: {paths[key]} and {path}. Pass --image "
