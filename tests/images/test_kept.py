@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from PIL import Image
 
 from tpufeed.errors import ImageError
 from tpufeed.images import tensors
@@ -41,6 +42,13 @@ def npz(**arrays) -> bytes:
 
 def png(array: np.ndarray) -> bytes:
     return cv2.imencode(".png", array)[1].tobytes()
+
+
+def transparent(mode: str, level) -> bytes:
+    """A PNG with a transparent level or colour instead of an alpha channel."""
+    file = io.BytesIO()
+    Image.new(mode, (8, 9)).save(file, "PNG", transparency=level)
+    return file.getvalue()
 
 
 FILES = {
@@ -84,6 +92,10 @@ def test_png_of_16_bits_is_rgb(channels, order):
         png(draw((9, 8, 3), "uint8")),
         cv2.imencode(".jpg", np.zeros((9, 8, 3), np.uint8))[1].tobytes(),
         tiff(draw((9, 8), "uint8")),
+        transparent("L", 3),
+        transparent("1", 1),
+        transparent("RGB", (1, 2, 3)),
+        transparent("P", 2),
     ],
 )
 def test_8_bit_colours_take_the_old_way(data):

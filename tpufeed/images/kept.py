@@ -20,6 +20,7 @@ from tpufeed.images.unwritten import check_png_rows
 from tpufeed.text import format_names
 
 BANDS_FIRST = "bands first"  # the odd case of an array of (channels, height, width)
+_WITH_ALPHA = (4, 6)  # colour types of PNG
 _PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's channels by colour type
 _MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _PALETTE = 3
@@ -111,9 +112,10 @@ def _read_any(data: bytes) -> Kept:
 
 def _read_png(data: bytes) -> Kept | None:
     header = read_header(data)
-    if not {"alpha", "deep"}.intersection(header.odd) or data[25] not in _PNG_ORDER:
-        return None  # a palette becomes colours
-    order = _PNG_ORDER[data[25]]
+    depth, kind = data[24], data[25]
+    if depth < 16 and kind not in _WITH_ALPHA:  # also one with a palette, or with a transparent colour
+        return None
+    order = _PNG_ORDER[kind]
     header = replace(header, odd=tuple(case for case in header.odd if case in ("exif", "animated")))
 
     def load() -> Pixels:
@@ -123,7 +125,7 @@ def _read_png(data: bytes) -> Kept | None:
             raise ImageError("unreadable", "the PNG does not decode by libpng")
         return np.ascontiguousarray(np.atleast_3d(found)[..., order])
 
-    return _kept("png", (header.height, header.width, len(order)), np.dtype(f"u{data[24] // 8}"), load, header)
+    return _kept("png", (header.height, header.width, len(order)), np.dtype(f"u{depth // 8}"), load, header)
 
 
 def _read_dicom(data: bytes) -> Kept:
