@@ -195,7 +195,7 @@ OF_OTHER_TESTS = {
     *("--image-column", "--masks"),  # test_pictures.py
     *("--boxes", "--box-format", "--keypoints", "--box-columns"),  # test_boxes.py
     "--texts",  # sources/test_texts.py
-    *("--pixels", "--bands"),  # stream/test_page.py
+    *("--pixels", "--bands", "--georeference"),  # stream/test_page.py
     *("--frames", "--frame-stride"),  # sources/test_clips.py
     "--group-by",  # sources/test_table_boxes.py
     "--flip-pairs",  # stream/test_columns_flips.py

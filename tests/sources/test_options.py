@@ -174,7 +174,7 @@ def test_no_option_is_left_out_of_the_plan():
     others |= ShardOptions(image_columns={"d": "e:mask"}, shard_bytes=9).to_dict()
     others |= ShardOptions(label_type="number", unlabelled="keep").to_dict()
     others |= ShardOptions(images=Images(frames=4, frame_stride=2)).to_dict()
-    others |= ShardOptions(bands="2,1", images=Images(pixels="keep")).to_dict()
+    others |= ShardOptions(bands="2,1", georeference=True, images=Images(pixels="keep")).to_dict()
     assert (ShardOptions.of_flat(given).to_dict() | others).keys() >= OPTIONS.keys() - {"bands", "pixels", "nan"}
 
 

@@ -96,6 +96,7 @@ def shard_command(
         ),
     ] = None,
     chosen_bands: Annotated[str | None, flags.in_source("--bands", metavar="NAME,...")] = None,
+    georeference: Annotated[bool, flags.in_source("--georeference")] = False,
     masks: flags.Masks = None,
     texts: Annotated[bool, flags.in_source("--texts")] = False,
     group_by: Annotated[str | None, flags.in_source(metavar="COLUMN")] = None,

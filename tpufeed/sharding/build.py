@@ -45,6 +45,7 @@ def shard(  # noqa: PLR0913  # the public face
     rename: Mapping[str, str] | None = None,
     image_columns: Mapping[str, str] | None = None,
     bands: str | Sequence[str | int] | None = None,
+    georeference: bool = False,
     masks: str | Path | None = None,
     texts: bool = False,
     group_by: str | None = None,
@@ -112,6 +113,8 @@ def shard(  # noqa: PLR0913  # the public face
             with one band each, by name, like "B02,B03,B04". Files of a folder that differ in this name alone
             (tile_B02.tif, tile/B02.tif) are one sample, and a table has a column of paths for each. Images that lack a
             band, or whose bands differ in size or type, are rejected (bad_bands).
+        georeference: make a column "georeference" of text: the reference system, the transform and the nodata value of
+            each GeoTIFF as JSON (docs/bands.md). Of several bands it is that of the first.
         masks: a folder of masks that mirrors the folder of images: the same relative paths, with any image suffix. It
             makes the column "mask".
         texts: read the files beside each image of a folder, like 0001.txt, 0001.json and 0001.cls of 0001.jpg, as those

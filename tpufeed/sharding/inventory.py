@@ -47,7 +47,7 @@ from tpufeed.sources.labels import (
     join_names,
     make_classes,
 )
-from tpufeed.sources.options import MASKS, ImageColumn, ShardOptions, names_in
+from tpufeed.sources.options import GEOREFERENCE, MASKS, ImageColumn, ShardOptions, names_in
 from tpufeed.sources.outlines import MOST_VALUES
 from tpufeed.sources.paths import file_of_row, identity_of
 from tpufeed.sources.source import NUMBER, Contents, Found, Source, read_size, size_columns
@@ -556,7 +556,16 @@ def iter_as_asked(items: Iterator[Item], options: ShardOptions, has_boxes: bool,
         items = map(partial(split_label, options.label_separator, has_boxes), items)
     if options.label_type == "number":
         items = map(partial(number_label, options.unlabelled == "keep", are_names), items)
+    if options.georeference:
+        items = map(add_georeference, items)
     return map(partial(rename_columns, options.rename), items) if options.rename else items
+
+
+def add_georeference(item: Item) -> Item:
+    """Return an item with the column that `SampleMaker` fills. Raises OptionError if the source has such a column."""
+    if GEOREFERENCE in (item.values or {}):
+        raise OptionError(f"{item.path} has a column {GEOREFERENCE!r} already: leave --georeference out, or rename it")
+    return msgspec.structs.replace(item, values={**(item.values or {}), GEOREFERENCE: "{}"})
 
 
 def number_label(keeps_unlabelled: bool, are_names: bool, item: Item) -> Item:

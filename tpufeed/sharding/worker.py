@@ -18,6 +18,7 @@ from tpufeed.dataset.schema import FILENAME, FORMAT, LABEL, OWN_NAMES, TEXT, Fea
 from tpufeed.errors import BuildError, ImageError
 from tpufeed.images.decoding import inverse_orientation
 from tpufeed.images.frames import read_frames
+from tpufeed.images.georeference import read_georeference
 from tpufeed.images.header import sniff
 from tpufeed.images.kept import Kept, read_bands
 from tpufeed.images.masks import encode_mask, store_mask
@@ -28,7 +29,7 @@ from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sources.boxes import BoxMover
 from tpufeed.sources.columns import decode_values
 from tpufeed.sources.inputs import Files, files_of, iter_taken, place_of
-from tpufeed.sources.options import MASKS, ShardOptions
+from tpufeed.sources.options import GEOREFERENCE, MASKS, ShardOptions
 from tpufeed.sources.outlines import MaskDrawer
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
@@ -112,6 +113,8 @@ class SampleMaker:
         chosen = None if self._options.bands is None else read_chosen(item, data, self._options)
         image = store_image(data[0], self._policy, item.path, self._format, chosen)
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
+        if self._options.georeference:
+            rest[self._options.name_of(GEOREFERENCE)] = Feature("bytes", (read_georeference(data[0]).encode(),))
         if not self._pictures and self._boxes is None:
             return StoredSample(image, rest, len(image.data))
         geometry, size = stored_geometry(image, self._policy), len(image.data)

@@ -25,6 +25,7 @@ Unlabelled = Literal["reject", "keep"]
 _Texts: TypeAlias = Annotated[Mapping[str, str], a_dict("texts", Rule("a text", lambda value: isinstance(value, str)))]
 MASKS = "mask"  # the column that `masks=` or `outlines=` makes
 BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them, or that several columns make
+GEOREFERENCE = "georeference"  # the column that `georeference=` makes
 BOX = 4
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
 _PICTURE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -55,7 +56,7 @@ class ImageColumn(NamedTuple):
 _READING: dict[str, Any] = {"reads": True}
 # Options that plan and manifest hold even if they have their defaults. Other options are there only if given.
 _ALWAYS_STORED = frozenset(("hosts", "splits", "split_by", "image", "label", "classes", "seed"))
-_BESIDE_IMAGES = ("masks", "image_columns", "outlines", "group_by", "bands")
+_BESIDE_IMAGES = ("masks", "image_columns", "outlines", "group_by", "bands", "georeference")
 _DEFAULT_SHARD_BYTES = 128 * 10**6
 _FORM = "write them like train=0.9,val=0.1"
 _NO_EXTENSION = (
@@ -138,6 +139,7 @@ class ShardOptions:
     rename: _Texts | None = field(default=None, metadata=_READING)
     image_columns: _Texts | None = field(default=None, metadata=_READING)
     bands: str | Sequence[str | int] | None = field(default=None, metadata={"flat": "chosen_bands"})
+    georeference: bool = False
     masks: str | Path | None = field(default=None, metadata=_READING)
     texts: bool = field(default=False, metadata=_READING)
     group_by: str | None = field(default=None, metadata=_READING)
@@ -191,6 +193,10 @@ class ShardOptions:
         if given and self.images.frames is not None:
             raise OptionError(f"frames make clips, and {given[0]} is for single images. Leave one of them out")
         is_kept = self.images.pixels == "keep"
+        if self.georeference and (not is_kept or self.images.presize is not None):
+            raise OptionError(
+                "georeference is for images that are kept as they are: pass --pixels keep, and no --presize"
+            )
         band_names, band_numbers = ((), ()) if self.bands is None else parse_bands(self.bands, is_kept, self.image)
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:

@@ -16,7 +16,7 @@ from tpufeed.errors import AccessError, ImageError, OptionError, SourceError, St
 from tpufeed.sources.boxes import FlipPairs, declare
 from tpufeed.sources.columns import Declared
 from tpufeed.sources.inputs import Files, iter_read
-from tpufeed.sources.options import BOXES, KEYPOINTS, ShardOptions
+from tpufeed.sources.options import BOXES, GEOREFERENCE, KEYPOINTS, ShardOptions
 from tpufeed.sources.paths import ARROW, PARQUET, is_hidden, is_image_name
 from tpufeed.storage.store import ObjectInfo, Store
 
@@ -80,6 +80,8 @@ class Contents(NamedTuple):
         declared = [each._replace(name=name_of(each.name)) for each in self.declared or options.declared]
         if options.label_type == "number":
             given, declared = None, [*declared, Declared(NUMBER, "float32")]
+        if options.georeference:
+            declared.append(Declared(name_of(GEOREFERENCE), "string"))
         return Contents(
             given,
             tuple(declared),
