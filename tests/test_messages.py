@@ -54,6 +54,7 @@ OF_A_RUN = (
     r"(?<= at )0x\w+|\b[0-9a-f]{32}\b|\d+(?= tries)|[\d.]+(?= s\b)"
     r"|(?<=takes )\d+|\d+(?= are left)|(?<=payload \()\d+"
 )
+KEEP, DICOM = tpufeed.Images(pixels="keep"), bytes(128) + b"DICM"
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 
 
@@ -306,6 +307,16 @@ SHARDING = {
     ),
     "a tar that was cut short": lambda at: shard(
         write(at.new / "a.tar", encode_tar([("a.jpg", jpeg(1))])[:900]), at.new / "d", label="none"
+    ),
+    "bands without --pixels keep": lambda at: shard(at.photos, at.new / "d", bands="1,2"),
+    "bands that are no list": lambda at: shard(at.photos, at.new / "d", bands="B02", images=KEEP),
+    "a band that no file has": lambda at: shard(at.photos, at.new / "d", bands="B02,B03", images=KEEP),
+    "a band that an image lacks": lambda at: shard(
+        write(at.new / "in/a_B02.jpg", jpeg(1)).parent, at.new / "d", bands="B02,B03", images=KEEP, max_rejects=0
+    ),
+    "DICOM without --pixels keep": lambda at: shard(write(at.new / "in/1.dcm", DICOM).parent, at.new / "d"),
+    "DICOM without pydicom": lambda at: without(
+        "pydicom", lambda: shard(write(at.new / "in/1.dcm", DICOM).parent, at.new / "d", images=KEEP)
     ),
     "a Parquet file without pyarrow": lambda at: without(
         "pyarrow", lambda: shard(write(at.new / "t.parquet", "PAR1"), at.new / "d")
