@@ -1,4 +1,4 @@
-"""The commands and programs of docs/bands.md, over files that tifffile and pydicom wrote."""
+"""The commands and programs of docs/bands.md, over files that tifffile and pydicom wrote, and of docs/clips.md."""
 
 import shlex
 
@@ -7,11 +7,12 @@ import pytest
 import tifffile
 from typer.testing import CliRunner
 
+from tests.clips import write_folder
 from tests.frameworks import lazy
 from tests.repo.docs.pages import blocks, commands, ran
 from tpufeed.cli.app import app
 
-RUNS = {"bands.md": ""}
+RUNS = {"bands.md": "", "clips.md": ""}
 pydicom, uid = lazy("pydicom"), lazy("pydicom.uid")
 
 
@@ -27,7 +28,7 @@ def write_scan(path, kind):
 
 
 @pytest.mark.uses("jax", "torch", "pydicom")
-def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+def test_bands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for name in ("scenes", "xrays/ill", "xrays/sound", "landsat"):
@@ -44,15 +45,31 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch, capsys):
             tifffile.imwrite(place / f"{name}.tif", rng.integers(0, 3000, (64, 64), np.uint16), compression="zlib")
     rows = (f"wheat/field{number}/B04.tif,wheat/field{number}/B08.tif" for number in range(1, 24, 2))
     (tmp_path / "landsat/tiles.csv").write_text("\n".join(["red,nir", *rows]))
-    for line in commands("bands.md"):
-        done = CliRunner().invoke(app, shlex.split(line)[1:])
-        assert not done.exit_code, (line, done.stderr)
-        if "xrays" in line:
-            assert "8 window, not applied" in done.stdout
-            assert "1 MONOCHROME1, inverted" in done.stdout
-    for program in blocks("bands.md"):
-        exec(program, {"__name__": "page"})
-    ran(*blocks("bands.md"), *commands("bands.md"))
+    printed = run("bands.md")
+    assert "8 window, not applied" in printed
+    assert "1 MONOCHROME1, inverted" in printed
     satellites, xrays = capsys.readouterr().out.splitlines()
     assert satellites.startswith("uint16 (8, 32, 32, 4) loss ")
     assert xrays == "torch.uint16 (4, 64, 64, 1)"
+
+
+@pytest.mark.uses("jax")
+def test_clips(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for clip in range(24):
+        write_folder(tmp_path / "videos" / ("walk" if clip % 2 else "run") / f"clip{clip}", clip, name="{:05d}.jpg")
+    run("clips.md")
+    assert capsys.readouterr().out.startswith("(8, 8, 64, 64, 3) loss 0.69\n(8, 8, 64, 64, 3) loss ")
+
+
+def run(page):
+    """Run the page's commands, then its programs. Return what the commands printed."""
+    printed = ""
+    for line in commands(page):
+        done = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert not done.exit_code, (line, done.stderr)
+        printed += done.stdout
+    for program in blocks(page):
+        exec(program, {"__name__": "page"})
+    ran(*blocks(page), *commands(page))
+    return printed
