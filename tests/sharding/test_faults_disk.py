@@ -58,7 +58,7 @@ class LimitedFiles:
         folder.mkdir()
         self.before = ()
         self.folder = self.seen = folder / "d"
-        self.fill = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, -1))"
+        self.fill = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (400, -1))"
 
     def make_room(self):
         pass

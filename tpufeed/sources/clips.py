@@ -13,10 +13,10 @@ from tpufeed.errors import ImageError, SourceError
 from tpufeed.images.frames import choose_frames
 from tpufeed.images.header import read_header
 from tpufeed.images.policy import Images
-from tpufeed.sources.folder import FolderSource, in_utf8
+from tpufeed.sources.folder import FolderSource
 from tpufeed.sources.inputs import Files, iter_read
 from tpufeed.sources.options import ShardOptions
-from tpufeed.sources.paths import NPY, is_image_name
+from tpufeed.sources.paths import KEPT, in_utf8, is_image_name
 from tpufeed.sources.source import Found, Place
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo
@@ -77,7 +77,7 @@ class ClipsSource(FolderSource):
         self, rows: Iterator[tuple[str, str, int, str]]
     ) -> Iterator[tuple[list[ObjectInfo], list[ObjectInfo]]]:
         """Yield for each folder its other files, and its images if one of them has a number."""
-        suffix = NPY if self._images.pixels == "keep" else ()
+        suffix = KEPT if self._images.pixels == "keep" else ()
         for _, group in groupby(rows, lambda row: row[0]):
             infos = [ObjectInfo(*row[1:]) for row in group]
             frames = [each for each in infos if is_image_name(each.name, suffix) and not _is(each, self._not_frames)]

@@ -92,12 +92,17 @@ def find_source(url: str, options: ShardOptions) -> Source:
     if options.images.frames is not None and kind is FolderSource:
         kind = ClipsSource
     source = kind(place, options)
-    if options.split_with is not None and not names_in(options.split_with):
-        raise OptionError("split_with names the columns that keep samples together, and here it names none")
-    if options.split_with is not None and not source.splits and options.split_shares is None:
-        raise OptionError("split_with is for several splits. Deal them by shares: --splits train=0.8,val=0.2")
+    if options.split_with is not None:
+        _check_split_with(options.split_with, source.splits or options.split_shares is not None)
     source.why = place.why if options.group_by is None else f"--group-by {options.group_by}"
     return source
+
+
+def _check_split_with(columns: str, has_splits: bool) -> None:
+    if not names_in(columns):
+        raise OptionError("split_with names the columns that keep samples together, and here it names none")
+    if not has_splits:
+        raise OptionError("split_with is for several splits. Deal them by shares: --splits train=0.8,val=0.2")
 
 
 def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:

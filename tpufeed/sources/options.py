@@ -188,15 +188,8 @@ class ShardOptions:
             )
         if self.outlines == "semantic" and self.label == "none":
             raise OptionError("semantic outlines are drawn with the ids of classes. Leave label='none' out")
-        marks = [name for name in ("column", "keypoints") if getattr(self.boxes, name)]
-        given = [f"boxes.{name}" for name in marks] + [name for name in _BESIDE_IMAGES if getattr(self, name)]
-        if given and self.images.frames is not None:
-            raise OptionError(f"frames make clips, and {given[0]} is for single images. Leave one of them out")
+        _check_images(self)
         is_kept = self.images.pixels == "keep"
-        if self.georeference and (not is_kept or self.images.presize is not None):
-            raise OptionError(
-                "georeference is for images that are kept as they are: pass --pixels keep, and no --presize"
-            )
         band_names, band_numbers = ((), ()) if self.bands is None else parse_bands(self.bands, is_kept, self.image)
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
         if size_bytes < 1:
@@ -341,6 +334,16 @@ def parse_sides(boxes: str, is_grouped: bool) -> tuple[str, ...]:
             "is equal in all rows of one image: --group-by COLUMN"
         )
     return sides
+
+
+def _check_images(options: ShardOptions) -> None:
+    images = options.images
+    if options.georeference and (images.pixels != "keep" or images.presize is not None):
+        raise OptionError("georeference is for images that are kept as they are: pass --pixels keep, and no --presize")
+    marks = [name for name in ("column", "keypoints") if getattr(options.boxes, name)]
+    given = [f"boxes.{name}" for name in marks] + [name for name in _BESIDE_IMAGES if getattr(options, name)]
+    if given and images.frames is not None:
+        raise OptionError(f"frames make clips, and {given[0]} is for single images. Leave one of them out")
 
 
 def _check_rename(names: Mapping[str, str]) -> None:
