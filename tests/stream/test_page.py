@@ -53,7 +53,7 @@ def test_bands(tmp_path, monkeypatch, capsys):
     assert xrays == "torch.uint16 (4, 64, 64, 1)"
 
 
-@pytest.mark.uses("jax")
+@pytest.mark.uses("jax", "torch", "pydicom")  # in the process of the other
 def test_clips(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for clip in range(24):
