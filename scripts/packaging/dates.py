@@ -32,10 +32,15 @@ MEASURED = {  # rooms and files of tpufeed by the script that measures them; a s
     "order": ("dataset/order.py", "stream/sampler.py"),
     "staging": ("storage",),
 }
-# What each of scripts/platforms runs beside its own program, and those that run the tests, too.
+# What each of scripts/platforms runs beside its own program, and what some run besides.
 PLATFORM = ("tpufeed", "pyproject.toml", "scripts/packaging/matrix.py", "scripts/packaging/smoke.py")
 COMMON = tuple(f"scripts/proxies/{name}" for name in ("chroot.py", "platform_run.py", "programs", "vm.py"))
-TESTED = ("arm64", "pythons")
+RUN = {
+    **dict.fromkeys(("arm64", "pythons"), ("tests", "scripts/make_photos.py", "scripts/packaging/available.py")),
+    **dict.fromkeys(("fuse", "limits"), ("tests/gcs_server",)),
+    **dict.fromkeys(("nfs", "numa"), ("scripts/make_photos.py",)),
+    "slurm": ("examples/slurm",),
+}
 _DOCSTRING = re.compile(r"""body=\[Expr\(value=Constant\(value=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\)\)(?:, )?""")
 
 
@@ -85,7 +90,7 @@ def iter_platforms(root: Path) -> Iterator[Result]:
     for row in json.loads(path.read_text())["rows"] if path.exists() else ():
         if row["check"] == ran_page.WHOLE and row["platform"] in PROXIES:
             module = PROXIES[row["platform"]].module
-            measures = (*PLATFORM, *COMMON, f"scripts/proxies/{module}.py", *(["tests"] if module in TESTED else []))
+            measures = (*PLATFORM, *COMMON, f"scripts/proxies/{module}.py", *RUN.get(module, ()))
             yield Result(f"scripts/platforms {row['platform']}", row["date"], path, measures)
 
 

@@ -214,19 +214,21 @@ def test_code_counts_from_the_day_of_its_merge(release, tree):
     ("name", "older"),
     [
         ("tests/stream/test_a.py", ["python3.14"]),
+        ("tests/gcs_server/a.py", ["python3.14", "fulldisk"]),
+        ("examples/slurm/a.py", ["slurm"]),
         ("scripts/proxies/pythons.py", ["python3.14"]),
         ("scripts/proxies/slurm.py", ["slurm"]),
-        ("scripts/packaging/smoke.py", ["python3.14", "slurm"]),
-        ("tpufeed/stream/a.py", ["python3.14", "slurm"]),
+        ("scripts/packaging/smoke.py", ["python3.14", "slurm", "fulldisk"]),
+        ("tpufeed/stream/a.py", ["python3.14", "slurm", "fulldisk"]),
         ("docs/a.md", []),
     ],
 )
 def test_a_platform_is_older_than_the_tests_and_scripts_that_it_runs(release, tree, name, older):
     tree.commit({"tpufeed/stream/a.py": CODE}, "2026-01-02")
     row = {"check": "all of it", "date": "2026-01-03"}
-    rows = [row | {"platform": platform} for platform in ("python3.14", "slurm")]
+    rows = [row | {"platform": platform} for platform in ("python3.14", "slurm", "fulldisk")]
     put(tree, "platforms", {"rows": [*rows, row | {"platform": "slurm", "check": "another"}]}, "2026-01-03")
-    assert release.find_older(tree.root) == (2, {})
+    assert release.find_older(tree.root) == (3, {})
     release.find_older.__globals__["last_change"].cache_clear()
     tree.commit({name: "changed = 1\n"}, "2026-01-04")
     said = [name for names in release.find_older(tree.root)[1].values() for name in names]
@@ -236,8 +238,9 @@ def test_a_platform_is_older_than_the_tests_and_scripts_that_it_runs(release, tr
 def test_what_results_measure_is_there(release):
     dates = sys.modules["dates"]
     programs = [f"scripts/proxies/{proxy.module}.py" for proxy in release.PROXIES.values()]
-    assert all((ROOT / path).exists() for path in (*dates.PLATFORM, *dates.COMMON, *programs))
-    assert {proxy.module for proxy in release.PROXIES.values()}.issuperset(dates.TESTED)
+    run = [path for paths in dates.RUN.values() for path in paths]
+    assert all((ROOT / path).exists() for path in (*dates.PLATFORM, *dates.COMMON, *programs, *run))
+    assert {proxy.module for proxy in release.PROXIES.values()}.issuperset(dates.RUN)
     for script, rooms in dates.MEASURED.items():
         assert (ROOT / f"benchmarks/{script.replace('-', '_')}.py").is_file(), script
         assert all((ROOT / "tpufeed" / room).exists() for room in rooms), script
