@@ -162,7 +162,8 @@ def _lower_torch(module: Any, loss: Any, arguments: tuple[Any, ...]) -> str:
     torch_xla.sync()  # what made the weights is no part of the step
     value = loss(module(first), *others)
     value.backward()
-    return xla_model.get_stablehlo([value, *(p.grad for p in module.parameters() if p.grad is not None)])
+    text: str = xla_model.get_stablehlo([value, *(p.grad for p in module.parameters() if p.grad is not None)])
+    return text
 
 
 @contextmanager
