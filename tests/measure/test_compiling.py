@@ -19,7 +19,8 @@ from tests.quick_xla import QUICK
 from tests.repo.docs.pages import ran
 from tpufeed.measure.compiling import compile_advice, xla_counts
 
-pytestmark = pytest.mark.all
+# Another process uses them, so these need not share one with the tests of a framework.
+pytestmark = [pytest.mark.uses("torch_xla", "keras", "jax"), pytest.mark.xdist_group("measure/test_compiling.py")]
 
 RUNS = {"measuring.md": "StepClock|xla_counts|read_counters"}
 
@@ -59,7 +60,6 @@ def found(photo_files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return json.loads((folder / "found.json").read_text())
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("loader", ["MpDeviceLoader", "PerDeviceLoader"])
 def test_the_sync_inside_next_is_no_wait(found: Any, loader: str) -> None:
     seen = found["exact"][loader]

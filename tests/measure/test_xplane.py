@@ -260,6 +260,7 @@ with jax.profiler.trace(sys.argv[1]):
 
 
 @pytest.mark.all
+@pytest.mark.uses("jax")
 def test_jax_on_a_cpu_gives_no_figure(tmp_path: Path) -> None:
     command = [sys.executable, "-c", JAX, str(tmp_path / "log")]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}, timeout=120)
