@@ -24,6 +24,7 @@ from tests.engines.contract import processes, wait_until
 from tpufeed.errors import LoaderError, ObjectChangedError, OpError, OptionError
 from tpufeed.images import CenterCrop, Custom
 from tpufeed.processes.channel import Channel
+from tpufeed.processes.child import Child
 from tpufeed.stream.executor import ThreadExecutor
 from tpufeed.stream.workers import prepare
 
@@ -166,26 +167,23 @@ def test_advice_is_that_of_the_signal(cache_url, number, advice):
 
 
 @pytest.mark.all
-def test_a_close_that_is_interrupted_leaves_no_process(cache_url, monkeypatch, tmp_path):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize("where", ["hang_up", "wait"])
+def test_a_close_that_is_interrupted_leaves_no_process(cache_url, monkeypatch, tmp_path, where):
     monkeypatch.setenv("HANGING", str(tmp_path))
     loader = make(cache_url, ops=[CenterCrop(32), Custom(f"{__name__}:hang")])
     loader.stream.start_prefetch()
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     assert len(children()) == 3
+    original = getattr(Child, where)
 
-    def close():
-        signal.setitimer(signal.ITIMER_REAL, 0.2)  # in the 2 seconds that close waits for workers to leave
+    def press_ctrl_c(*given):
+        monkeypatch.setattr(Child, where, original)
+        signal.raise_signal(signal.SIGINT)
+        return original(*given)
+
+    monkeypatch.setattr(Child, where, press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
         loader.close()
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            close()
-    finally:
-        signal.signal(signal.SIGALRM, before)
     assert not children()
 
 

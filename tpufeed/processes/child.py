@@ -393,13 +393,13 @@ def stop_all(children: Sequence[Child], patience_seconds: float, terminate: bool
         patience_seconds: time that they have to exit by themselves before they are killed.
         terminate: also send SIGTERM, to interrupt a child in the middle of its work.
     """
-    for child in children:
-        # A child does not notice that our end closes if a fork of this process also holds it, so hang up first.
-        child.hang_up()
-        child.close()
-        if terminate:
-            child.process.terminate()
     try:
+        for child in children:
+            # A child does not notice that our end closes if a fork of this process also holds it, so hang up first.
+            child.hang_up()
+            child.close()
+            if terminate:
+                child.process.terminate()
         _wait_for_all(children, patience_seconds)
     finally:  # even if Ctrl-C comes again
         for child in children:

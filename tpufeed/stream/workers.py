@@ -165,11 +165,13 @@ class ProcessExecutor:
         if os.getpid() == self._owner:
             self._closed = True
             self._hung_up.set()
-            for worker in self._workers:
-                # Without the lock: this wakes the thread that listens, which holds it.
-                worker.hang_up()
-            with self._lock:
-                self._finalizer()
+            try:
+                for worker in self._workers:
+                    # Without the lock: this wakes the thread that listens, which holds it.
+                    worker.hang_up()
+            finally:  # also if Ctrl-C comes
+                with self._lock:
+                    self._finalizer()
 
     def listen(self, timeout_seconds: float) -> None:
         """Receive replies, waiting for the first one. After an error the executor is closed.
@@ -335,14 +337,16 @@ def _stop(
             child.close()
         return
     hung_up.set()
-    for worker in workers:
-        worker.hang_up()
-    with lock:
-        pool.close()
-        try:
-            stop_all(workers, _LEAVE_SECONDS)
-        finally:  # also if Ctrl-C comes again
-            stop_all(server, _LEAVE_SECONDS)
+    try:
+        for worker in workers:
+            worker.hang_up()
+    finally:
+        with lock:
+            pool.close()
+            try:
+                stop_all(workers, _LEAVE_SECONDS)
+            finally:
+                stop_all(server, _LEAVE_SECONDS)
 
 
 def prepare(given: tuple[Sequence[bytes], Sequence[tuple[int, str, str, str, ClassIds, int]]]) -> None:
