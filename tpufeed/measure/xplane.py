@@ -1,9 +1,9 @@
 """Read from a profile, with xprof's tables, how long a TPU waits for its host.
 
 torch_xla, JAX and TensorFlow write the same files, `LOGDIR/plugins/profile/RUN/HOST.xplane.pb`. xprof runs in its own
-process, `python -m tpufeed.measure.xplane FOLDER...`: it is native code that takes gigabytes for a large profile,
-always logs to stderr, and can kill its process when it fails. It also writes its results to the folder that it reads,
-whatever `use_saved_result` says, so it gets links in a temporary folder.
+process, `xprof_tables`: it is native code that takes gigabytes for a large profile, always logs to stderr, and can
+kill its process when it fails. It also writes its results to the folder that it reads, whatever `use_saved_result`
+says, so it gets links in a temporary folder.
 """
 
 import importlib.util
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tpufeed.errors import DamageError, MissingExtraError, OptionError
+from tpufeed.measure import xprof_tables
 from tpufeed.measure.clock import MODERATE_PERCENT, idle_band
 
 _SUFFIX = ".xplane.pb"
@@ -28,8 +29,6 @@ _CAPTURE = (
     "torch_xla.debug.profiler.start_trace, jax.profiler.start_trace or tf.profiler.experimental.start, "
     "in the process that trains"
 )
-_TOOLS = ("overview_page", "roofline_model")
-_PROFILE, _RESULT = f"host{_SUFFIX}", "tables.json"
 # These columns add up to a step. "tcIdleTimeMs" includes transfers that involve the host.
 _STEP_COLUMNS = (
     "tcComputeTimeMs", "tcInfeedTimeMs", "tcOutfeedTimeMs", "tcIdleTimeMs", "scv0ComputeTimeMs", "scv0InfeedTimeMs",
@@ -142,11 +141,11 @@ def convert(profiles: Sequence[Path]) -> list[Tables]:
         folders = [Path(scratch, str(number)) for number in range(len(profiles))]
         for folder, profile in zip(folders, profiles, strict=True):
             folder.mkdir()
-            (folder / _PROFILE).symlink_to(profile.resolve())
+            (folder / xprof_tables.PROFILE).symlink_to(profile.resolve())
         # With -P and PYTHONPATH the child finds the same modules as this process, never those in the current folder.
         variables = {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path), "TF_CPP_MIN_LOG_LEVEL": "2"}
         done = subprocess.run(
-            [sys.executable, "-P", "-m", __name__, *map(str, folders)],
+            [sys.executable, "-P", "-m", xprof_tables.__name__, *map(str, folders)],
             env=os.environ | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -156,11 +155,11 @@ def convert(profiles: Sequence[Path]) -> list[Tables]:
         lines = [line.rpartition("] ")[2].strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
         results = list[Tables]()
         for folder, profile in zip(folders, profiles, strict=True):
-            if not (folder / _RESULT).exists():
+            if not (folder / xprof_tables.RESULT).exists():
                 last = next((line for line in reversed(lines) if line), "it printed nothing")
-                last = last.replace(str(folder / _PROFILE), str(profile))
+                last = last.replace(str(folder / xprof_tables.PROFILE), str(profile))
                 raise DamageError(f"{profile}: xprof cannot read this profile ({last}); copy it or capture it again")
-            results.append(json.loads((folder / _RESULT).read_text()))
+            results.append(json.loads((folder / xprof_tables.RESULT).read_text()))
         return results
 
 
@@ -250,17 +249,3 @@ def _host_report(host: str, tables: Tables) -> ProfileReport:
         mfu_percent=100 * rate / peak if rate > 0 and peak > 0 else None,
         notes=tuple(dict.fromkeys(notes)),
     )
-
-
-if __name__ == "__main__":
-    from xprof.convert import raw_to_tool_data
-
-    for name in sys.argv[1:]:  # write each profile's tables to its folder. End at a profile that xprof cannot read
-        found: Tables = []
-        for tool in _TOOLS:
-            profile = str(Path(name, _PROFILE))
-            text, _ = raw_to_tool_data.xspace_to_tool_data([profile], tool, {"use_saved_result": False})
-            if text is None:
-                sys.exit(1)
-            found += json.loads(text)
-        Path(name, _RESULT).write_text(json.dumps(found))
