@@ -62,7 +62,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 
@@ -75,10 +74,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by marks, and before xdist reads groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests into tiers and groups, and long groups first."""
-    here = Path(__file__).parent
     ranks, cases = {}, Counter[str]()
     for item in items:
-        place = item.path.relative_to(here).as_posix()
         few = item.get_closest_marker("first_cases")
         function = item.nodeid.partition("[")[0]
         cases[function] += 1
@@ -86,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if later or (few and cases[function] > few.args[0]):
             item.add_marker(pytest.mark.all)
         mark = item.get_closest_marker("xdist_group")
-        group = mark.args[0] if mark else frameworks.group(item) or place
+        group = mark.args[0] if mark else frameworks.group(item) or frameworks.place(item.path)
         item.add_marker(pytest.mark.xdist_group(group.replace("/", ".")))
         ranks[item] = next((number for number, start in enumerate(_LONG) if group.startswith(start)), len(_LONG)), group
     # Stable: within a file the order stays.

@@ -6,6 +6,7 @@ Collecting the tests imports no framework then. A test with the mark `uses("tens
 framework, runs in one process with all others of this framework: see `group`.
 """
 
+import functools
 import gc
 import importlib
 import importlib.util
@@ -131,9 +132,15 @@ def group(item: pytest.Item) -> str | None:
 
 def used(item: pytest.Item) -> list[str]:
     """Return the frameworks that the test needs, by its folder and its marks."""
-    folder = item.path.parent.relative_to(Path(__file__).parent).as_posix()
     named = [name for mark in item.iter_markers("uses") for name in mark.args]
+    folder = place(item.path).rpartition("/")[0]
     return named + ([_FOLDERS[folder]] if folder in _FOLDERS else [])
+
+
+@functools.cache
+def place(path: Path) -> str:
+    """Return the path of a test file below tests/."""
+    return path.relative_to(Path(__file__).parent).as_posix()
 
 
 # A test is skipped in which something asks for a package that is not there; with --require-frameworks it fails.

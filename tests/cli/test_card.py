@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import DatasetCard
-from huggingface_hub.repocard_data import DatasetCardData
 from PIL import Image
 
 import tpufeed
+from tests.frameworks import lazy
 from tpufeed.measure.data_card import _size_category
+
+DatasetCard = lazy("huggingface_hub:DatasetCard")
+DatasetCardData = lazy("huggingface_hub.repocard_data:DatasetCardData")
 
 
 @pytest.fixture

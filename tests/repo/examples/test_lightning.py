@@ -4,8 +4,11 @@ import importlib.util
 import re
 from pathlib import Path
 
-import lightning.pytorch as pl
 import pytest
+
+from tests.frameworks import lazy
+
+pl = lazy("lightning.pytorch")
 
 RUNS = {"examples/README.md": "lightning_flowers[.]py"}
 

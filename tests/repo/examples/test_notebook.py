@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
+
+nbformat = lazy("nbformat")
 
 ROOT = Path(__file__).parents[3]
 NOTEBOOK = ROOT / "examples/quickstart.ipynb"

@@ -5,10 +5,12 @@ import json
 import re
 from pathlib import Path
 
-import orbax.checkpoint as ocp
 import pytest
 
 import tpufeed
+from tests.frameworks import lazy
+
+ocp = lazy("orbax.checkpoint")
 
 RUNS = {"examples/README.md": "jax_orbax|huggingface_trainer|accelerate_flowers|stateful_dataloader"}
 

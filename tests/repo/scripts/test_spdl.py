@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import spdl as bench
+from tests.frameworks import lazy
+
+torch = lazy("torch")
 
 
 @pytest.fixture(scope="module")
