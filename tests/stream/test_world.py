@@ -61,6 +61,7 @@ def test_a_world_that_is_no_pair_of_numbers_is_refused(cache_url, world):
 
 
 @pytest.mark.all
+@pytest.mark.uses("torch")
 def test_torch_distributed_is_asked_when_the_first_batch_is(cache_url, tmp_path):
     command = [sys.executable, "-c", TWO_RANKS, cache_url, str(tmp_path / "meet")]
     subprocess.run(command, timeout=200, check=True)
