@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -62,6 +63,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        frameworks.collected.extend(name for name in lean.sitecustomize.LARGE if name in sys.modules)
         gc.freeze()
         gc.enable()
 

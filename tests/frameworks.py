@@ -87,6 +87,7 @@ def load(module: str) -> ModuleType:
         settle()
 
 
+collected: list[str] = []  # what collecting the tests has imported
 _unfrozen: set[str] = set()
 _settled: set[str] = set()
 

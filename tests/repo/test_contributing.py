@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests import frameworks
 from tpufeed.images.device import DeviceOps
 from tpufeed.images.pipeline import Pipeline
 
@@ -59,6 +60,11 @@ def test_the_op_of_the_first_change_runs() -> None:
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
     draws = [drawn[0] for drawn in pipeline.draw(0, np.array([0]))]
     np.testing.assert_array_equal(pipeline.run(pixels, draws), 255 - pixels)
+
+
+def test_collecting_the_tests_imports_no_framework() -> None:
+    """Each process that runs tests collects all of them."""
+    assert frameworks.collected == []
 
 
 def test_fragments_of_the_changelog_have_a_type() -> None:
