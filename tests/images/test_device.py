@@ -258,7 +258,7 @@ def test_rows_stay_on_their_devices(coded):
         np.testing.assert_array_equal(np.asarray(found), expected)
 
 
-@pytest.mark.all
+@pytest.mark.uses("torch_xla")
 def test_one_program_serves_every_batch_under_torch_xla():
     script = Path(__file__).parents[1] / "adapters/xla/xla_device_ops.py"
     done = subprocess.run(
