@@ -30,7 +30,9 @@ from tests.oracle.seeds import make_parser, try_seeds
 from tests.oracle.sources import (
     BRINGS_CLASSES,
     EDITS,
+    FORMATS,
     KINDS,
+    READ_NPY,
     SIDE,
     SPLITS_ITSELF,
     TRAITS,
@@ -100,6 +102,7 @@ class Builds(RuleBasedStateMachine):
         places = self.root / "source", self.root / "other/source"
         presize = draw.choice([None, None, SIDE // 2])
         handled = {"outside": outside, "outlines": outlines, "is_halved": presize is not None}
+        handled |= {"kept": draw_format(kind, number)}
         self.sources = [Source(kind, place, frozenset(traits), draw, pixels, **handled) for place in places]
         for source, count in zip(self.sources, (draw.randrange(7, 26), draw.randrange(1, 6)), strict=True):
             for _ in range(count):
@@ -110,7 +113,8 @@ class Builds(RuleBasedStateMachine):
             source.write()
         self.options = {
             "splits": "train=0.7,val=0.3" if splits else None,
-            "encode": draw.choice(["keep", "keep", "exact", "png"]),
+            "encode": draw.choice(["keep", "keep", "exact", "png"]) if handled["kept"] is None else "keep",
+            "pixels": None if handled["kept"] is None else "keep",
             "seed": draw.randrange(3),
             "presize": presize,
             "presize_mode": draw.choice(["short", "long", "fit"]),
@@ -133,7 +137,7 @@ class Builds(RuleBasedStateMachine):
 
     def redraw(self):
         """Options that another build of the same may have."""
-        self.options["shard_bytes"] = self.draw.choice([4000, 9000, None])
+        self.options["shard_bytes"] = self.draw.choice([4000 * self.times, 9000 * self.times, None])
         self.refused = {}  # by source the path and pixels of rejects, and what is wrong
         self.refused_ever = set()  # place and pixels; a file that is damaged as before is not counted again
         self.options["hosts"] = self.draw.choice([1, 1, 2])
@@ -148,6 +152,11 @@ class Builds(RuleBasedStateMachine):
     @property
     def side(self):
         return self.options["presize"] or SIDE
+
+    @property
+    def times(self):
+        """How much larger shards are, so that they hold records of more bands and bits."""
+        return 8 if self.options["pixels"] else 1
 
     @property
     def newest(self):
@@ -514,7 +523,7 @@ class Builds(RuleBasedStateMachine):
         self.say(f"warm {mode} flips {flips}, overwrite {overwrite}")
 
         def work(to=self.cached, replaces=overwrite):
-            options = {"variants": 2, "shard_bytes": 12_000, "workers": 1, "max_rejects": "0"}
+            options = {"variants": 2, "shard_bytes": 12_000 * self.times, "workers": 1, "max_rejects": "0"}
             cache.warmup(self.dataset, to, ops=ops, overwrite=replaces, **options)
 
         def between():
@@ -590,6 +599,13 @@ class Builds(RuleBasedStateMachine):
         COUNTS["steps"] += len(getattr(self, "said", []))
         if hasattr(self, "root"):
             shutil.rmtree(self.root, ignore_errors=True)
+
+
+def draw_format(kind, number):
+    """One of `FORMATS` with suffixes that this kind of source reads, or None for 8-bit RGB."""
+    dtype, channels, suffixes = FORMATS[number % len(FORMATS)]
+    suffixes = tuple(suffix for suffix in suffixes if suffix != "npy" or kind in READ_NPY)
+    return (dtype, channels, suffixes) if suffixes and number // 7 % 2 else None
 
 
 def plain(sample):

@@ -1,6 +1,5 @@
 """Small datasets of every kind for the walks: made once, and read by the oracle and by tpufeed."""
 
-import io
 import json
 import random
 import shutil
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tifffile
 from PIL import Image
 
 import tpufeed
@@ -33,6 +33,18 @@ class Made:
     splits: tuple[str, ...] = ("train",)
 
 
+# Datasets whose images are kept as they are: type, channels, and suffix of the files.
+FORMATS = {
+    "grey16": ("uint16", 1, ".png"),
+    "alpha": ("uint8", 4, ".png"),
+    "single": ("uint8", 1, ".npy"),
+    "bytes": ("uint8", 13, ".tif"),
+    "bands": ("uint16", 13, ".tif"),
+    "bands2": ("uint16", 13, ".npy"),
+    "floats": ("float32", 4, ".tif"),
+    "floats2": ("float32", 4, ".npy"),
+}
+KEEP = tpufeed.Images(pixels="keep")
 POINTS = "left_eye_x,left_eye_y,right_eye_x,right_eye_y"
 
 
@@ -42,25 +54,55 @@ def picture(number, height, width):
     return np.stack([(number * 37 + 5 * x) % 256, (number * 11 + 7 * y) % 256, (x * 9 + y * 13 + number) % 256], -1)
 
 
-def write_images(folder, count, classes, first=0, suffix=".png", sizes=(18, 27)):
-    """Images in folders of classes; sizes follow from the number."""
+def values(number, height, width, dtype, channels):
+    """The same of a pixel format, in more than 8 bits if it has them."""
+    colours = [picture(number + 9 * each, height, width) for each in range(-(-channels // 3))]
+    found = np.concatenate(colours, -1)[..., :channels]
+    return {"uint8": found, "uint16": found * 250, "float32": found / 16 - 4}[dtype].astype(dtype)
+
+
+def save(path, number, array):
+    """Write an image that is kept as it is, in one of the ways that its kind of file has."""
+    way = number % 4
+    if path.suffix == ".png":
+        Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(path)
+    elif path.suffix == ".npy":
+        big = array.astype(array.dtype.newbyteorder(">"))
+        np.save(path, [array, big, np.asfortranarray(array), np.moveaxis(array, -1, 0)][way])
+    elif way == 3:
+        tifffile.imwrite(path, np.moveaxis(array, -1, 0), photometric="minisblack", planarconfig="separate")
+    else:
+        more = [{}, {"compression": "zlib", "predictor": True}, {"compression": "lzw", "tile": (16, 16)}][way]
+        tifffile.imwrite(path, array, photometric="minisblack", planarconfig="contig", **more)
+
+
+def write_images(folder, count, classes, first=0, suffix=".png", sizes=(18, 27), kept=None):
+    """Images in folders of classes; sizes follow from the number. `kept` is one of `FORMATS`."""
+    suffix = kept[2] if kept else suffix
     for number in range(first, first + count):
         spread = sizes[1] - sizes[0]
         height, width = sizes[0] + number * 5 % spread, sizes[0] + number * 7 % spread
         path = folder / classes[number % len(classes)] / f"{number:04d}{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
+        if kept:
+            save(path, number, values(number, height, width, *kept[:2]))
+            continue
         image = Image.fromarray(picture(number, height, width).astype(np.uint8))
         image.save(path, quality=95, subsampling=0) if suffix == ".jpg" else image.save(path)
     return folder
 
 
-def write_table(folder, count, first, longest):
+def write_table(folder, count, first, longest, kept=None):
     """A table with lists, boxes, keypoints and masks; `longest` are the lengths of the columns kp and kp2."""
+    suffix = kept[2] if kept else ".png"
     folder.mkdir(parents=True)
     rows = []
     for number in range(first, first + count):
         height, width = 20 + number % 5, 24 + number % 7
-        Image.fromarray(picture(number, height, width).astype(np.uint8)).save(folder / f"{number}.png")
+        if kept:
+            save(folder / f"{number}{suffix}", number, values(number, height, width, *kept[:2]))
+        else:
+            Image.fromarray(picture(number, height, width).astype(np.uint8)).save(folder / f"{number}.png")
         mask = (np.add.outer(np.arange(height), np.arange(width)) + number) % 251
         Image.fromarray(mask.astype(np.uint8)).save(folder / f"{number}-mask.png")
         draw = random.Random(number)
@@ -73,7 +115,7 @@ def write_table(folder, count, first, longest):
         ]
         rows.append(
             {
-                "image": f"{number}.png",
+                "image": f"{number}{suffix}",
                 "tags": [draw.choice("pqrs") for _ in range(number % 3)],
                 "kinds": [draw.choice("qrst") for _ in boxes],
                 "kp": [draw.randrange(100) for _ in range(number % (longest[0] + 1))],
@@ -178,6 +220,24 @@ def add_faces(pool, raw, shard):
     pool["captions"] = made(url, columns=("label", "captions", "txt", "filename"))
 
 
+def add_formats(pool, raw, folder, shard, lists, columns):
+    """Datasets of other pixel formats: one grows, one has boxes, keypoints and masks, and two have caches."""
+    for number, (name, kept) in enumerate(FORMATS.items()):
+        classes = ["ant", "bee", "cow"][number % 2 :]
+        write_images(raw / name, 19 + number, classes, 1000 + 50 * number, sizes=(18, 40), kept=kept)
+        url = shard(name, raw / name, images=KEEP, shards=2)
+        if name == "bands":
+            tpufeed.append(write_images(raw / "more", 15, ["dog", "bee"], 1500, kept=kept), url, workers=1)
+        pool[name] = made(url, columns=("label", "text"))
+    for name, ops in (("bands", [CenterCrop(18), RandomCrop(16)]), ("floats", [Resize((17, 16)), HorizontalFlip()])):
+        cache.warmup(folder / name, folder / f"{name}-crops", ops=ops, variants=2, workers=1)
+    pool["bands-crops"] = made(folder / "bands-crops", size=(16, 16))
+    pool["floats-crops"] = made(folder / "floats-crops", size=(17, 16))
+    boxes = tpufeed.Boxes(column="boxes", columns=["hidden"], keypoints="poses")
+    table = write_table(raw / "deep-table", 21, 600, (4, 3), FORMATS["bands"])
+    pool["deep"] = made(shard("deep", table, images=KEEP, shards=2, boxes=boxes, **lists), columns=columns)
+
+
 def make_pool(folder):
     """All datasets."""
     pool, raw = Pool(), folder / "raw"
@@ -249,6 +309,7 @@ def make_pool(folder):
         name = ("tags", "tags2")[number]
         pool[name] = made(shard(name, table, shards=3, label="tags"), columns=("label", "kp", "speed"))
     add_faces(pool, raw, shard)
+    add_formats(pool, raw, folder, shard, lists, columns)
     cache.warmup(folder / "lists", folder / "lists-crops", ops=[RandomCrop(16)], variants=2, workers=1)
     pool["lists-crops"] = made(folder / "lists-crops", columns=pool["lists"].columns, size=(16, 16))
 
@@ -261,7 +322,6 @@ def make_pool(folder):
     pool["lost"] = lose(folder)
 
     write_images(raw / "plain", 24, ["x"], 700, sizes=(16, 17))
-    flat = io.StringIO("image\n" + "\n".join(str(path) for path in sorted((raw / "plain").glob("*/*.png"))))
-    (raw / "plain.csv").write_text(flat.getvalue())
+    (raw / "plain.csv").write_text("\n".join(["image", *map(str, sorted((raw / "plain").glob("*/*.png")))]))
     pool["plain"] = made(shard("plain", raw / "plain.csv", shards=3, label="none"), columns=())
     return pool

@@ -68,6 +68,12 @@ class Version:
         return self.kept.get(split, range(sum(self.stored.counts[split, 0])))
 
     @property
+    def dtype(self):
+        """The type of the pixels, as a raw cache holds them."""
+        pixels = self.stored.manifest["features"][0].get("pixels", {"dtype": "uint8"})
+        return np.dtype(pixels["dtype"]).newbyteorder("<")
+
+    @property
     def names(self):
         names = self.stored.manifest["class_names"]
         return names if self.classes is None else [names[each] for each in self.classes]
@@ -508,7 +514,7 @@ class Reference:
             rows.append(self.sample(source, epoch, seed, variant, shard, record))
         if not good and lost:
             found = [self.sample(*place) for place in places]
-            kept = ("sample", "source", "mixing")
+            kept = ("sample", "source", "mixing", "dtype")
             filled = [{name: v if name in kept else zeros(v) for name, v in each.items()} for each in found]
         elif not good:
             raise DamagedError(places)
@@ -540,9 +546,9 @@ class Reference:
         stored, split = version.stored, options.split
         number = sum(stored.counts[split, variant][:shard]) + record
         features = stored.samples[split, variant][number]
-        cache, jpeg = stored.manifest.get("cache"), None
+        cache, jpeg, dtype = stored.manifest.get("cache"), None, version.dtype
         if "image/tensor" in features:
-            pixels = np.frombuffer(features["image/tensor"][0], np.uint8).reshape(cache["shape"]).astype(float)
+            pixels = np.frombuffer(features["image/tensor"][0], dtype).reshape(cache["shape"]).astype(float)
         else:
             data = features["image/encoded"][0]
             pixels, jpeg = decoded(data), data if data.startswith(b"\xff\xd8") else None
@@ -560,13 +566,14 @@ class Reference:
             jpeg = None  # all views share one decoding
         if later and not here:
             jpeg = None  # a device gets whole images
-        moved = [Moved(pixels, ops, salted, epoch, number, jpeg) for ops, salted in each_view]
+        is_whole = dtype.kind == "u"
+        moved = [Moved(pixels, ops, salted, epoch, number, jpeg, is_whole) for ops, salted in each_view]
         places = enumerate(options.mixing, len(views[0]))
         found = {"mixing": [draws(seed, epoch, number, place, DRAWS[type(op).__name__]) for place, op in places]}
         for name in options.columns:
             if name == "image":
                 found |= {"image": moved[0].pixels} if not options.views else self.views_of(moved)
-                found["resizes"] = max(each.resizes for each in moved)
+                found |= {"resizes": max(each.resizes for each in moved), "dtype": dtype.newbyteorder("=")}
             elif name == "sample":
                 found[name] = number
             elif name == "source":

@@ -85,16 +85,20 @@ def areas(before, after):
     return table
 
 
-def resized(image, size):
+def resized(image, size, is_whole=True):
+    """An image of this size. `is_whole`: its levels are whole numbers."""
     if image.shape[:2] == size:
         return image
     halves = image.shape[0] >= 2 * size[0] and image.shape[1] >= 2 * size[1]
     rows, columns = ((areas if halves else weights)(*sides) for sides in zip(image.shape[:2], size, strict=True))
-    return np.rint(np.einsum("yr,rcn,xc->yxn", rows, image, columns))
+    found = np.einsum("yr,rcn,xc->yxn", rows, image, columns)
+    return np.rint(found) if is_whole else found
 
 
 def decoded(data, halved=False):
     """The pixels of a file; of a JPEG also at half its size."""
+    if data.startswith(b"\x93NUMPY"):
+        return np.load(io.BytesIO(data)).astype(float)
     if data.startswith(b"\x89DCT"):
         data = to_jpeg(data)
     image = Image.open(io.BytesIO(data))
@@ -170,16 +174,16 @@ def tokenised(sample, generator):
 class Moved:
     """A sample after its ops: pixels, and for each axis where they lie in the stored image.
 
-    `jpeg` are the bytes of the image, where it is decoded at half its size.
+    `jpeg` are the bytes of the image, where it is decoded at half its size. `is_whole`: levels are whole numbers.
 
     Attributes:
-        pixels: float, of whole levels.
+        pixels: float, whatever their type.
         axes: for y and x (scale, start, least, most): place p of the result is p * scale + start of the image, of which
             the part from least to most is visible.
         mirrored: whether left and right are swapped, counting both axes.
     """
 
-    def __init__(self, pixels, ops, seed, epoch, sample, jpeg=None):
+    def __init__(self, pixels, ops, seed, epoch, sample, jpeg=None, is_whole=True):
         self.pixels = pixels
         self.axes = [(1.0, 0.0, 0.0, float(side)) for side in pixels.shape[:2]]
         self.mirrored = False
@@ -199,15 +203,17 @@ class Moved:
             (top, left, height, width), size = window(op, *self.pixels.shape[:2], u)
             for axis, (start, length) in enumerate(((top, height), (left, width))):
                 self.step(axis, length / size[axis], start, size[axis])
-            cut = np.empty((height, width, 3))
+            cut = np.empty((height, width, self.pixels.shape[2]))
             cut[:] = getattr(op, "fill", 0)
             for y in range(height):
                 for x in range(width):
                     if 0 <= top + y < self.pixels.shape[0] and 0 <= left + x < self.pixels.shape[1]:
                         cut[y, x] = self.pixels[top + y, left + x]
             self.resizes += (height, width) != tuple(size)
-            is_reduced = jpeg and place == 0
-            self.pixels = reduced(jpeg, top, left, height, width, size) if is_reduced else resized(cut, tuple(size))
+            if jpeg and place == 0:
+                self.pixels = reduced(jpeg, top, left, height, width, size)
+            else:
+                self.pixels = resized(cut, tuple(size), is_whole)
 
     def step(self, axis, scale, start, size):
         before, at, least, most = self.axes[axis]

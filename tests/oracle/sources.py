@@ -14,6 +14,7 @@ import tarfile
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import tifffile
 from PIL import Image
 
 from tpufeed.images.modern import readable_formats
@@ -29,6 +30,18 @@ POINTS = "left_x,left_y,right_x,right_y"  # columns of keypoints: two corners of
 MODERN = readable_formats()  # AVIF, HEIC and JPEG XL, as far as their packages are installed
 OUTSIDE_PX = 2  # a box is clipped in silence that reaches so far beyond its image
 SIDE, CELL, BASE, DIGITS = 24, 8, 8, 5
+# Pixel formats of images that are kept as they are: type, channels, and suffixes of files.
+FORMATS = (
+    ("uint8", 1, ("npy",)),
+    ("uint8", 4, ("png", "tif", "npy")),
+    ("uint8", 13, ("tif", "npy")),
+    ("uint16", 1, ("png", "tif", "npy")),
+    ("uint16", 13, ("tif", "npy")),
+    ("float32", 4, ("tif", "npy")),
+)
+KEEPS_AXES = {2: {}, 3: {"planarconfig": "contig"}}  # of an array in a TIFF
+SCALES = {"uint8": 1, "uint16": 16, "float32": 1 / 16}  # of the levels of a picture
+READ_NPY = ("folder", "csv", "jsonl", "parquet", "arrow", "coco", "grouped")
 NUMBERED = re.compile(r"(.*\.(?:parquet|arrow))/0*(\d+)/(.*)")
 
 
@@ -42,11 +55,20 @@ def picture(number):
     return np.kron(cells, np.ones((CELL, CELL))).astype(np.uint8)[..., None].repeat(3, -1)
 
 
+def kept_picture(number, dtype, channels):
+    """The same image in a pixel format; each channel is a level brighter than the one before."""
+    levels = picture(number)[..., :1] + np.arange(channels, dtype=float)
+    return (levels * SCALES[dtype]).astype(dtype)
+
+
 def number_of(pixels):
     """The number of an image, which may have been stored with a loss, mirrored, or at half its size."""
+    if (pixels.dtype.name, pixels.shape[2]) != ("uint8", 3):
+        pixels = pixels / SCALES[pixels.dtype.name] - np.arange(pixels.shape[2])
+        assert np.ptp(pixels, -1).max() < 12, "the channels differ"
     if len(pixels) == SIDE // 2:
         pixels = pixels.repeat(2, 0).repeat(2, 1)
-    means = pixels[..., :3].mean(-1).reshape(3, CELL, 3, CELL).mean((1, 3))
+    means = pixels.mean(-1).reshape(3, CELL, 3, CELL).mean((1, 3))
     means = means if means[2, 0] < means[2, 2] else means[:, ::-1]
     digits = np.rint((means.ravel() - 16) / 32).astype(int).tolist()
     number = sum(digit * BASE**place for place, digit in enumerate(digits[:DIGITS]))
@@ -56,12 +78,18 @@ def number_of(pixels):
 
 
 @functools.cache
-def image_file(number, is_broken=False):
-    """The bytes of an image of the format that `suffix_of` says."""
-    data = io.BytesIO()
-    image = Image.fromarray(picture(number))
-    suffix = suffix_of(number)
-    if suffix == "heic":
+def image_file(number, is_broken=False, kept=None):
+    """The bytes of an image of the format that `suffix_of` says. `kept` is one of `FORMATS`."""
+    data, suffix = io.BytesIO(), suffix_of(number, kept)
+    pixels = kept_picture(number, *kept[:2]) if kept else picture(number)
+    pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    image = None if suffix in ("npy", "tif") else Image.fromarray(pixels)
+    if suffix == "npy":
+        np.save(data, pixels)
+    elif suffix == "tif":
+        more = [{}, {"compression": "zlib"}, {"compression": "zstd", "tile": (16, 16)}][number % 3]
+        tifffile.imwrite(data, pixels, photometric="minisblack", **more, **KEEPS_AXES[pixels.ndim])
+    elif suffix == "heic":
         import pillow_heif
 
         pillow_heif.from_pillow(image).save(data, quality=95)
@@ -73,8 +101,10 @@ def image_file(number, is_broken=False):
     return data.getvalue()[:-30] if is_broken else data.getvalue()  # of each other bytes
 
 
-def suffix_of(number):
-    """Every third image is a JPEG, and some are of the formats that are stored as JPEG."""
+def suffix_of(number, kept=None):
+    """Every third image is a JPEG, and some are of the formats that are stored as JPEG, if they are not kept."""
+    if kept:
+        return kept[2][number % len(kept[2])]
     return "jpg" if number % 3 == 0 else ["png", *sorted(MODERN)][number % 7 if number % 7 <= len(MODERN) else 0]
 
 
@@ -94,6 +124,7 @@ class Row:
         kinds: the class of each box; the first one is that of the image where there is one class an image.
         marks: 0 or 1 for each box.
         bad: what is wrong with it: "image", "box", "mask", or nothing.
+        kept: one of `FORMATS`.
     """
 
     name: str
@@ -107,10 +138,11 @@ class Row:
     marks: tuple[int, ...]
     mask: int
     bad: str = ""
+    kept: tuple | None = None
 
     @property
     def file(self):
-        return f"{self.name}.{suffix_of(self.pixels)}"
+        return f"{self.name}.{suffix_of(self.pixels, self.kept)}"
 
     @property
     def id(self):
@@ -118,7 +150,7 @@ class Row:
 
     @property
     def data(self):
-        return image_file(self.pixels, self.bad == "image")
+        return image_file(self.pixels, self.bad == "image", self.kept)
 
     @property
     def mask_data(self):
@@ -167,6 +199,7 @@ class Source:
         ids: names of the classes in the order of the dataset's ids.
         is_halved: images are stored at half their size.
         has_varied: marks differed within an image when the dataset was made.
+        kept: the pixel format of its images, one of `FORMATS`; None for 8-bit RGB.
     """
 
     kind: str
@@ -182,6 +215,7 @@ class Source:
     ids: tuple[str, ...] = ()
     is_halved: bool = False
     has_varied: bool = False
+    kept: tuple | None = None
 
     @property
     def splits_itself(self):
@@ -298,6 +332,7 @@ class Source:
             boxes=boxes,
             marks=tuple(self.draw.randrange(2) for _ in boxes),
             mask=self.draw.randrange(250),
+            kept=self.kept,
         )
 
     def corners(self):
@@ -386,7 +421,8 @@ class Source:
         return self.rows[at].name
 
     def same_form(self, pixels):
-        return next(number for number in self.pixels if suffix_of(number) == suffix_of(pixels))
+        suffix = suffix_of(pixels, self.kept)
+        return next(number for number in self.pixels if suffix_of(number, self.kept) == suffix)
 
     # On the disk.
 

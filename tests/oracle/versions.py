@@ -79,9 +79,13 @@ def to_sample(payload, manifest):
     found, columns = features(payload), {}
     keys = {spec["name"]: spec.get("stored_as") or spec["name"] for spec in manifest["features"]}
     image = found.get(keys.get("image/encoded"))
+    kept = manifest["features"][0].get("pixels", {"dtype": "uint8", "channels": 3})
     if image is None:
-        pixels = np.frombuffer(found["image/tensor"][0], np.uint8)
-        pixels = pixels.reshape(math.isqrt(pixels.size // 3), -1, 3)
+        pixels = np.frombuffer(found["image/tensor"][0], kept["dtype"])
+        pixels = pixels.reshape(math.isqrt(pixels.size // kept["channels"]), -1, kept["channels"])
+    elif image[0].startswith(b"\x93NUMPY"):
+        pixels = np.load(io.BytesIO(image[0]))
+        assert (pixels.dtype.name, pixels.shape[2]) == (kept["dtype"], kept["channels"])
     else:
         pixels = np.asarray(Image.open(io.BytesIO(image[0])).convert("RGB"))
     labels = found[keys["image/class/label"]] if "image/class/label" in keys else ()  # numbers are no classes
@@ -97,7 +101,7 @@ def to_sample(payload, manifest):
         if name == "mask":
             data = found[key][0]
             mask = np.frombuffer(data, np.uint8) if image is None else np.asarray(Image.open(io.BytesIO(data)))
-            assert mask.size * 3 == pixels.size
+            assert mask.size * pixels.shape[2] == pixels.size
             columns[name] = shown(mask)
         elif name not in OWN:
             values = found.get(key, ())

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
 import tpufeed
+from tests.oracle.datasets import FORMATS
 from tests.oracle.loader import SHORT, DamagedError, Mixed, Options, Reference, RefusedError, kept_by
 from tpufeed.errors import LoaderError, OptionError, RecordError, ShardError
 from tpufeed.images import (
@@ -29,7 +30,11 @@ from tpufeed.images import (
     VerticalFlip,
 )
 
-FAMILIES = (("lists", "lists2"), ("tags", "tags2"), ("faces", "faces2"), ("captions",))  # that mix
+BANDS = ("bands", "bands2", "bands-crops")
+FLOATS = ("floats", "floats2", "floats-crops")
+FAMILIES = (("lists", "lists2"), ("tags", "tags2"), ("faces", "faces2"), ("captions",), BANDS, FLOATS)  # that mix
+KEPT = {*FORMATS, *BANDS, *FLOATS, "deep"}  # images of another pixel format than 8-bit RGB
+PIXELS = ("uint8", "uint16", "float32")  # types of images
 PLAIN = ("png", "jpeg", "crops", "live", "dct", "grown", "grown-crops")  # datasets of one label and nothing else
 OPS = (
     (RandomCrop(12),),
@@ -37,6 +42,7 @@ OPS = (
     (RandomResizedCrop(12, scale=(0.3, 1.0)), HorizontalFlip()),
     (Resize((15, 13)), VerticalFlip(), RandomCrop(10, padding=2, fill=(1, 2, 3))),
     (HorizontalFlip(), Resize(15), CenterCrop((9, 12))),
+    (RandomResizedCrop(9, scale=(0.5, 1.0)),),
 )
 SHARING = (  # views that share their crops
     (
@@ -56,7 +62,7 @@ MIXING = ((MixUp(),), (CutMix(),), (CutMix(2.0),), (MixUp(0.5, p=0.5), CutMix())
 # Levels by which a device may be off that decodes coefficients: the host rounds after the inverse DCT, and clips before
 # it resizes. Another crop of these images, or another flip, is 200 off.
 CODED = 16
-CROPPED = {"crops", "grown-crops", "lists-crops"}  # caches of random crops, which no device crops again
+CROPPED = {"crops", "grown-crops", "lists-crops", "bands-crops"}  # caches of random crops, which no device crops again
 WEIGHTS = ((1.0,), (0.5, 2.0, 0.0, 7.0), (1e-3, 1.0, 3e3), (0.0, 0.0, 0.7))  # of samples
 SEEDS = (0, 1, 7, -3, 1 << 40, (1 << 64) + 5)
 
@@ -89,6 +95,11 @@ class Spec:
     def needs_pixels(self):
         """Whether host ops come before device ops that get coefficients."""
         return bool("dct" in self.names and self.options.ops and self.options.device_ops)
+
+    @property
+    def is_kept(self):
+        """Whether images have another pixel format than 8-bit RGB."""
+        return self.names[0] in KEPT
 
     @property
     def is_coded(self):
@@ -421,7 +432,7 @@ def specs(pool, feeds):
     return st.composite(_draw_spec)(pool, feeds)
 
 
-def _draw_spec(draw, pool, feeds):  # noqa: PLR0912  # one thing after the other
+def _draw_spec(draw, pool, feeds):  # noqa: PLR0912, PLR0915  # one thing after the other
     pick = lambda *choices: draw(st.sampled_from(choices))  # noqa: E731
     mixed = draw(st.booleans())
     if mixed:
@@ -463,6 +474,8 @@ def _draw_spec(draw, pool, feeds):  # noqa: PLR0912  # one thing after the other
     sizes = {pool[name].size for name in names}
     if len(sizes) > 1 or None in sizes or pick(True, False):
         options.ops = pick(*OPS)
+        if names[0] in KEPT:  # no colours
+            options.ops = tuple(replace(op, fill=9) if getattr(op, "fill", 0) else op for op in options.ops)
     if options.columns == ("image",) and pick(False, True):
         options.views, options.ops = [OPS[2], OPS[2], OPS[1]], None
     elif "image" in options.columns and feed != "keras" and pick(False, False, True):
@@ -594,7 +607,8 @@ class Walk:
         try:
             if self.refused(self.reference.batches) or self.empty():
                 return
-            if self.spec.options.cannot_mix or self.spec.needs_pixels:
+            is_refused = self.spec.is_kept and self.spec.options.device_ops
+            if self.spec.options.cannot_mix or self.spec.needs_pixels or is_refused:
                 try:
                     self.spec.open(self.pool)
                 except OptionError:
@@ -877,7 +891,7 @@ class Walk:
             return
         self.said.append("fork")
         dropped, self.last = self.last, []
-        pixels = [column for batch in (*kept, *dropped) for column in batch.values() if column.dtype == np.uint8]
+        pixels = [column for batch in (*kept, *dropped) for column in batch.values() if column.dtype.name in PIXELS]
         before, (waits, go) = [column.copy() for column in pixels], os.pipe()
         child = os.fork()
         if not child:
@@ -895,7 +909,7 @@ class Walk:
             os.close(waits)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert status == 0, "a child saw later batches in its own"
-        pixels = [column for batch in kept for column in batch.values() if column.dtype == np.uint8]
+        pixels = [column for batch in kept for column in batch.values() if column.dtype.name in PIXELS]
         assert all(map(np.array_equal, pixels, before)), "a child wrote into its parent's batch"
 
     def set_epoch(self):
@@ -954,6 +968,7 @@ def same(found, expected, names, far):
     tolerance = max(far, *expected.get("resizes", [0]))
     for name, column in found.items():
         wanted = expected[name]
+        assert not name.startswith("image") or column.dtype == expected["dtype"][0], (name, column.dtype)
         if isinstance(wanted, np.ndarray) and wanted.dtype == bool:
             assert column.dtype == bool, name
             assert column.tolist() == wanted.tolist(), name
