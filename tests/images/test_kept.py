@@ -1,6 +1,8 @@
 """Images that are kept as they are: what is read, and what is refused."""
 
 import io
+import subprocess
+import sys
 
 import cv2
 import numpy as np
@@ -170,3 +172,23 @@ def test_a_crop_touches_only_its_part():
     assert origin == (4, 0)
     assert np.array_equal(part, array[4:, :7])
     assert part.flags.aligned
+
+
+@pytest.mark.parametrize("module", ["tifffile", "imagecodecs"])
+def test_without_its_decoder_a_build_names_the_package_and_the_extra(module, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/1.tif").write_bytes(FILES["lzw"](draw((21, 34, 6), "uint16")))
+    script = f"""
+import sys
+sys.modules["{module}"] = None
+import tpufeed
+try:
+    tpufeed.shard("raw", "set", label="none", images=tpufeed.Images(pixels="keep"), workers=1, progress=False)
+except tpufeed.errors.MissingExtraError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=True, cwd=tmp_path, timeout=120, capture_output=True, text=True)
+    expected = {"tifffile": "tifffile is not", "imagecodecs": "imagecodecs, for LZW in a TIFF, is not"}[module]
+    assert done.stdout.startswith(expected)
+    assert done.stdout.rstrip().endswith("[bands]'")
