@@ -5,14 +5,14 @@ import pytest
 
 import tpufeed
 from tpufeed.errors import OptionError
-from tpufeed.images import HorizontalFlip, RandomResizedCrop
+from tpufeed.images import CenterCrop, ColorJitter, HorizontalFlip, MixUp, RandomResizedCrop
 
 OPS = [RandomResizedCrop(24), HorizontalFlip()]
 
 
 def make(folder):
     (folder / "raw/a").mkdir(parents=True)
-    for number in range(8):
+    for number in range(16):
         bands = np.random.default_rng(number).integers(0, 9000, (30, 31, 13)).astype(np.uint16)
         np.save(folder / f"raw/a/{number}.npy", bands)
     images = tpufeed.Images(pixels="keep")
@@ -20,8 +20,12 @@ def make(folder):
 
 
 @pytest.fixture
-def loader(once):
-    url = once(make) / "set"
+def url(once):
+    return once(make) / "set"
+
+
+@pytest.fixture
+def loader(url):
     return lambda: tpufeed.Loader(url, "train", batch_size=8, ops=OPS, processes=0)
 
 
@@ -40,6 +44,34 @@ def test_batches_are_those_of_the_loader(name, feed, loader):
     found = np.asarray(found.cpu() if name.startswith("torch") else found)
     assert (found.dtype, found.shape) == (np.uint16, (8, 24, 24, 13))
     assert np.array_equal(found, here)
+
+
+@pytest.mark.parametrize(
+    ("name", "feed"),
+    [
+        pytest.param("torch", lambda loader: loader.to_device("cpu"), marks=pytest.mark.uses("torch")),
+        pytest.param("jax", lambda loader: loader.to_jax(), marks=pytest.mark.uses("jax")),
+        pytest.param("tensorflow", lambda loader: loader.to_tf(), marks=pytest.mark.uses("tensorflow")),
+    ],
+)
+def test_device_ops_give_the_batches_of_the_host(name, feed, url):
+    def loader():
+        ops = {"ops": [CenterCrop(28)], "device_ops": [*OPS, ColorJitter(0.4, 0.4), MixUp()]}
+        return tpufeed.Loader(url, "train", batch_size=16, processes=0, columns=["image", "label"], **ops)
+
+    here, labels = next(iter(loader()))
+    found = next(iter(feed(loader())))
+    images = np.asarray(found[0].cpu() if name == "torch" else found[0])
+    assert images.dtype == np.uint16
+    assert np.abs(images.astype(int) - here).max() <= 4  # of 9000 levels, by four ops
+    assert np.allclose(np.asarray(found[1]), labels, atol=1e-6)
+
+
+@pytest.mark.uses("tensorflow")
+def test_a_compiled_step_of_tensorflow_is_refused(url):
+    loader = tpufeed.Loader(url, "train", batch_size=8, ops=[CenterCrop(28)], device_ops=OPS, processes=0)
+    with pytest.raises(OptionError, match="uint16 of 13 channels"):
+        loader.to_tf(finish=False)
 
 
 @pytest.mark.uses("tensorflow")

@@ -235,7 +235,7 @@ def add_formats(pool, raw, folder, shard, lists, columns):
     pool["floats-crops"] = made(folder / "floats-crops", size=(17, 16))
     boxes = tpufeed.Boxes(column="boxes", columns=["hidden"], keypoints="poses")
     table = write_table(raw / "deep-table", 21, 600, (4, 3), FORMATS["bands"])
-    pool["deep"] = made(shard("deep", table, images=KEEP, shards=2, boxes=boxes, **lists), columns=columns)
+    pool["lists-deep"] = made(shard("lists-deep", table, images=KEEP, shards=2, boxes=boxes, **lists), columns=columns)
 
 
 def make_pool(folder):

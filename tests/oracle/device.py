@@ -4,14 +4,27 @@ An op's reference is in its test file; of tpufeed's ops come the parameters alon
 the one before it, so that differences do not add up; then the chain as one program is what its ops are one by one.
 """
 
+from itertools import permutations
+
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.images.ops.every import files
 from tests.oracle.ops import draws, mixed, resized, window
-from tpufeed.images import CenterCrop, CutMix, MixUp, RandomCrop, RandomResizedCrop, Resize
+from tpufeed.images import (
+    CenterCrop,
+    ColorJitter,
+    CutMix,
+    HorizontalFlip,
+    MixUp,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    VerticalFlip,
+)
 from tpufeed.images.device import DeviceOps
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.stream.columns import DEVICE_NUMBERS
 from tpufeed.stream.mixing import BatchOps, Mixing
 
@@ -29,28 +42,48 @@ OPS = {
 } | {op: most for file in files() for op, most in getattr(file, "CHAINED", {}).items()}
 REFERENCES = {type(op): file.reference for file in files() for op in getattr(file, "CHAINED", {})}
 MEAN = 0.5
+FORMATS = (PixelFormat("uint8", 5), PixelFormat("uint16", 13), PixelFormat("float32", 2))
+# For images of these. A level of uint16 is 257 times finer, and sums have their errors: some more levels are right.
+OF_FORMATS = {op: most for op, most in OPS.items() if type(op) in (Resize, CenterCrop, RandomResizedCrop)}
+OF_FORMATS |= {RandomCrop((30, 18), padding=3, fill=9): 0, HorizontalFlip(): 0, VerticalFlip(0.4): 0}
+OF_FORMATS |= {ColorJitter(0.5): 1, ColorJitter(contrast=(0.1, 2.0)): 1, ColorJitter(0.5, 0.6): 3}
+FLOAT = 0.01  # of levels up to 255
 
 
-def levels(image):
-    return np.clip(np.rint(image), 0, 255)
+def levels(image, pixels=RGB8):
+    return image if pixels.most is None else np.clip(np.rint(image), 0, pixels.most)
 
 
-def cut(op, image, u):
+def jittered(op, image, u, pixels):
+    """Brightness is a factor, and contrast a blend with the mean of each channel, in the order that is drawn."""
+    orders = [order.index(0) < order.index(1) for order in permutations(range(4))]
+    factors = [low + draw * (high - low) for (low, high), draw in zip((op.brightness, op.contrast), u[:2], strict=True)]
+    for kind in (0, 1) if orders[int(u[4] * 24)] else (1, 0):
+        middle = image.mean((0, 1)) if kind else 0
+        image = levels(middle + (image - middle) * factors[kind], pixels) if factors[kind] != 1 else image
+    return image
+
+
+def cut(op, image, u, is_whole=True):
     (top, left, height, width), size = window(op, *image.shape[:2], u)
-    result = np.empty((height, width, 3))
+    result = np.empty((height, width, image.shape[2]))
     result[:] = getattr(op, "fill", 0)
     for y in range(height):
         for x in range(width):
             if 0 <= top + y < image.shape[0] and 0 <= left + x < image.shape[1]:
                 result[y, x] = image[top + y, left + x]
-    return resized(result, tuple(size))
+    return resized(result, tuple(size), is_whole)
 
 
-def changed(op, image, u):
+def changed(op, image, u, pixels=RGB8):
     """What an op makes of an image with the draws `u`."""
     if u and u[0] >= getattr(op, "p", 1):
         return image
-    return REFERENCES.get(type(op), cut)(op, image, u)
+    if pixels != RGB8 and type(op) is ColorJitter:
+        return jittered(op, image, u, pixels)
+    if type(op) not in REFERENCES:
+        return cut(op, image, u, pixels.most is not None)
+    return REFERENCES[type(op)](op, image, u)
 
 
 def pictures(random, count, height, width):
@@ -72,39 +105,53 @@ def drawn_of(ops, count, chain_seed, epoch):
     ]
 
 
-def compare(ops, mixing, images, chain_seed, epoch, run):
+def formatted(images, pixels):
+    """Such pictures in another pixel format."""
+    if pixels == RGB8:
+        return images
+    channels = np.concatenate([np.roll(images, turn, 0) for turn in range(5)], -1)[..., : pixels.channels]
+    return {"uint8": channels, "uint16": channels * np.uint16(257), "float32": channels / np.float32(3)}[pixels.dtype]
+
+
+def compare(ops, mixing, images, chain_seed, epoch, run, pixels=RGB8):
     """Check a chain on a batch; `run(ops, columns, numbers)` gives the columns that change."""
     count = len(images)
     all_draws = drawn_of([*ops, *mixing], count, chain_seed, epoch)
     arrays, current = [np.array(each).reshape(count, -1) for each in all_draws], images
     for place, op in enumerate(ops):
-        alone = BatchOps(DeviceOps([op], current.shape[1:3]), None)
+        alone = BatchOps(DeviceOps([op], current.shape[1:3], pixels=pixels), None)
         found = run(alone, {"image": current}, alone.parameters([arrays[place]]))["image"]
         wanted = np.stack(
-            [changed(op, each.astype(float), u) for each, u in zip(current, all_draws[place], strict=True)]
+            [changed(op, each.astype(float), u, pixels) for each, u in zip(current, all_draws[place], strict=True)]
         )
         assert found.shape == wanted.shape, (op, found.shape, wanted.shape)
         off = np.abs(found.astype(float) - wanted)
-        assert off.max() <= OPS[op], (op, off.max())
+        assert found.dtype == pixels.dtype
+        tolerance = OPS[op] if pixels == RGB8 else OF_FORMATS[op] if pixels.most else FLOAT
+        assert off.max() <= tolerance, (op, off.max())
         assert off.mean() <= MEAN, (op, off.mean())
         current = found
-    whole = DeviceOps(ops, images.shape[1:3])
+    whole = DeviceOps(ops, images.shape[1:3], pixels=pixels)
     size, labels = whole.out_size, np.arange(count) % (CLASSES + 1) - 1  # -1 is no class
-    masks = {"mask": current[..., 0].copy(), "again": 255 - current}
+    again = current[..., [0, 1, 1]].astype(np.uint8)  # further images are 8-bit RGB
+    masks = {"mask": again[..., 0].copy(), "again": 255 - again}
     masks = masks if all(type(op) is CutMix for op in mixing) else {"again": masks["again"]}
-    mixes = Mixing(mixing, size, CLASSES, ["again"], [name for name in masks if name == "mask"]) if mixing else None
+    mixes = (
+        Mixing(mixing, size, CLASSES, ["again"], [name for name in masks if name == "mask"], pixels) if mixing else None
+    )
     batch = BatchOps(whole, mixes)
     found = run(batch, {"image": images, "label": labels, **masks}, batch.parameters(arrays))
     hot = (labels[:, None] == np.arange(CLASSES)).astype(float)
     wanted = {"image": current.astype(float)} | {name: mask.astype(float) for name, mask in masks.items()}
     wanted["label"] = hot
     for place, op in enumerate(mixing, len(ops)):
-        wanted = mixed(op, wanted, all_draws[place])
+        wanted = mixed(op, wanted, all_draws[place], ("label",) if pixels.most else ("label", "image"))
     most = sum(type(op) is MixUp for op in mixing)
     assert found.keys() == (wanted.keys() if mixing else {"image"})
     for name, column in found.items():
         off = np.abs(column.astype(float) - wanted[name]).max()
-        assert off <= (1e-3 if name == "label" else most), (mixing, name, off)
+        tolerance = 1e-3 if name == "label" else FLOAT if name == "image" and pixels.most is None else most
+        assert off <= tolerance, (mixing, name, off)
 
 
 def by_torch(ops, columns, numbers):
@@ -126,12 +173,13 @@ def check_often(number, times, run):
     @given(data=st.data())
     def chains(data):
         pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
-        ops = [pick(*OPS) for _ in range(pick(1, 1, 2, 3))]
+        pixels = pick(RGB8, RGB8, *FORMATS)
+        ops = [pick(*(OPS if pixels == RGB8 else OF_FORMATS)) for _ in range(pick(1, 1, 2, 3))]
         alphas = {"alpha": pick(0.5, 1.0, 2.0), "p": pick(1.0, 0.5)}
         mixing = pick([], [MixUp(**alphas)], [CutMix(**alphas)], [CutMix(**alphas)] * 2, [MixUp(), CutMix(**alphas)])
         size = pick((30, 41), (41, 30), (26, 26))
         random = np.random.default_rng(pick(*range(20)))
-        images = pictures(random, 4, *size)
-        compare(ops, mixing, images, pick(0, 7, -3, 1 << 40), pick(0, 5), run)
+        images = formatted(pictures(random, 4, *size), pixels)
+        compare(ops, mixing, images, pick(0, 7, -3, 1 << 40), pick(0, 5), run, pixels)
 
     chains()

@@ -536,7 +536,8 @@ class Reference:
             labels = [[float(label == number) for number in range(len(names))] for label in labels]
         batch = pixels | {"label": np.array(labels)}
         for number, op in enumerate(self.options.mixing):
-            batch = mixed(op, batch, [each[number] for each in found["mixing"]])
+            floats = ("label", *(["image"] if found.get("dtype") and found["dtype"][0].kind == "f" else []))
+            batch = mixed(op, batch, [each[number] for each in found["mixing"]], floats)
         blends = any(type(op).__name__ == "MixUp" for op in self.options.mixing)
         return batch | {"resizes": [each + blends for each in found["resizes"]]}
 

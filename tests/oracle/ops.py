@@ -138,8 +138,11 @@ def beta(u, alpha):
     }[alpha]()
 
 
-def mixed(op, columns, all_draws):
-    """What a mixing op makes of the columns of a batch: image, further images, masks, and labels as shares."""
+def mixed(op, columns, all_draws, floats=("label",)):
+    """What a mixing op makes of the columns of a batch: image, further images, masks, and labels as shares.
+
+    `floats` are the columns whose numbers are not whole.
+    """
     found = {name: column.copy() for name, column in columns.items()}
     height, width = columns["image"].shape[1:3]
     for row, u in enumerate(all_draws):
@@ -148,7 +151,7 @@ def mixed(op, columns, all_draws):
             share = beta(u[1], op.alpha) if applied else 1.0
             for name in columns:
                 blend = columns[name][row] * share + columns[name][other] * (1 - share)
-                found[name][row] = blend if name == "label" else np.rint(blend)
+                found[name][row] = blend if name in floats else np.rint(blend)
             continue
         reach = [math.floor(0.5 * math.sqrt(1 - beta(u[1], op.alpha)) * side) for side in (height, width)]
         middle = math.floor(u[2] * height), math.floor(u[3] * width)

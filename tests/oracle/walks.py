@@ -33,7 +33,7 @@ from tpufeed.images import (
 BANDS = ("bands", "bands2", "bands-crops")
 FLOATS = ("floats", "floats2", "floats-crops")
 FAMILIES = (("lists", "lists2"), ("tags", "tags2"), ("faces", "faces2"), ("captions",), BANDS, FLOATS)  # that mix
-KEPT = {*FORMATS, *BANDS, *FLOATS, "deep"}  # images of another pixel format than 8-bit RGB
+KEPT = {*FORMATS, *BANDS, *FLOATS, "lists-deep"}  # images of another pixel format than 8-bit RGB
 PIXELS = ("uint8", "uint16", "float32")  # types of images
 PLAIN = ("png", "jpeg", "crops", "live", "dct", "grown", "grown-crops")  # datasets of one label and nothing else
 OPS = (
@@ -95,11 +95,6 @@ class Spec:
     def needs_pixels(self):
         """Whether host ops come before device ops that get coefficients."""
         return bool("dct" in self.names and self.options.ops and self.options.device_ops)
-
-    @property
-    def is_kept(self):
-        """Whether images have another pixel format than 8-bit RGB."""
-        return self.names[0] in KEPT
 
     @property
     def is_coded(self):
@@ -607,8 +602,7 @@ class Walk:
         try:
             if self.refused(self.reference.batches) or self.empty():
                 return
-            is_refused = self.spec.is_kept and self.spec.options.device_ops
-            if self.spec.options.cannot_mix or self.spec.needs_pixels or is_refused:
+            if self.spec.options.cannot_mix or self.spec.needs_pixels:
                 try:
                     self.spec.open(self.pool)
                 except OptionError:

@@ -10,6 +10,7 @@ from tpufeed.errors import OptionError
 from tpufeed.images import (
     CenterCrop,
     ColorJitter,
+    CutMix,
     GaussianBlur,
     Grayscale,
     HorizontalFlip,
@@ -104,10 +105,30 @@ def test_ops_do_to_each_channel_what_they_do_to_one(op, made):
 def test_ops_of_colours_are_refused_by_name(op, bands):
     with pytest.raises(OptionError, match=type(op).__name__):
         iter(read(bands, ops=[Resize(32), CenterCrop(32), op]))
-    if op.__class__ is Grayscale:
-        for late in (HorizontalFlip(), MixUp()):
-            with pytest.raises(OptionError, match=type(late).__name__):
-                iter(read(bands, ops=[Resize(32), CenterCrop(32)], device_ops=[late], columns="default"))
+
+
+@pytest.mark.parametrize("op", [Grayscale(), GaussianBlur(), ColorJitter(saturation=0.1)], ids=repr)
+def test_a_device_runs_what_it_can_on_every_format_and_refuses_others_by_name(op, bands):
+    with pytest.raises(OptionError, match=type(op).__name__):
+        iter(read(bands, ops=[CenterCrop(32)], device_ops=[op], columns="default"))
+
+
+def test_images_are_mixed_in_their_format(made):
+    url, dtype, _ = made
+    plain = next(iter(read(url, ops=[CenterCrop(32)], columns="default")))[0]
+    pasted, _ = next(iter(read(url, ops=[CenterCrop(32)], device_ops=[CutMix()], columns="default")))
+    blended, labels = next(iter(read(url, ops=[CenterCrop(32)], device_ops=[MixUp()], columns="default")))
+    assert pasted.dtype == blended.dtype == dtype
+    swapped = plain[[1, 0, 3, 2]]
+    assert ((pasted == plain) | (pasted == swapped)).all()
+    assert (pasted != plain).any()
+    assert (labels.dtype, labels.shape) == ("float32", (4, 2))
+    low, high = np.minimum(plain, swapped), np.maximum(plain, swapped)
+    assert ((blended >= low) & (blended <= high)).all()
+    shares = (blended.astype(float) - swapped) / np.where(plain == swapped, np.nan, plain.astype(float) - swapped)
+    middle = np.nanmedian(shares, (1, 2, 3))
+    middle = middle[:, None, None, None]
+    assert np.allclose(plain * middle + swapped * (1 - middle), blended, atol=9)
 
 
 def test_views_masks_and_samples(bands):

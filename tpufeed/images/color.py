@@ -68,10 +68,15 @@ def _contrast(image: Pixels, factor: float, out: Pixels | None) -> Pixels:
 
 
 def _contrast_on_device(x: Planes, factor: Any, arrays: Arrays) -> Planes:
-    # Rows first: their sums are exact in float32.
-    total = arrays.sum(arrays.sum(grey_on_device(x, arrays), -1), -2)
-    mean = arrays.floor(total / float(x[0].shape[-2] * x[0].shape[-1]) + 0.5)
-    return [whole(mean + (plane - mean) * factor, arrays) for plane in x]
+    def mean(plane: Any) -> Any:
+        # Rows first: their sums are exact in float32.
+        return arrays.sum(arrays.sum(plane, -1), -2) / float(plane.shape[-2] * plane.shape[-1])
+
+    if arrays.pixels == RGB8:
+        means = [arrays.floor(mean(grey_on_device(x, arrays)) + 0.5)] * len(x)
+    else:
+        means = [mean(plane) for plane in x]
+    return [whole(middle + (plane - middle) * factor, arrays) for plane, middle in zip(x, means, strict=True)]
 
 
 def _saturate(image: Pixels, factor: float, out: Pixels | None) -> Pixels:

@@ -3,10 +3,11 @@
 The host sends a few numbers per image beside the uint8 batch. Shapes are static, so one compiled program serves every
 batch. Nothing gathers pixels, which is slow on a TPU: a window with its resizing is two matrix products.
 
-In all formulas `x` is three planes, red, green and blue: float32 (batch, height, width). They hold whole levels from 0
-to 255, as the host stores them between ops. `p[n]` is number n of the op, float32 (batch, 1, 1). A kernel runs the same
-formulas for an image at a time: its planes are (height, width), its numbers scalars. So formulas count axes from the
-last. An op has its own formulas in its file, and those of several ops are here.
+In all formulas `x` is a plane for each channel, red, green and blue: float32 (batch, height, width). They hold whole
+levels from 0 to 255, as the host stores them between ops, or those of another pixel format (`Arrays.pixels`). `p[n]` is
+number n of the op, float32 (batch, 1, 1). A kernel runs the same formulas for an image at a time: its planes are
+(height, width), its numbers scalars. So formulas count axes from the last. An op has its own formulas in its file, and
+those of several ops are here.
 
 Images may also arrive as DCT coefficients. The inverse DCT is a product with a matrix on either side, as a window with
 its resizing is, so the weights of a window that comes first are multiplied with these matrices: nothing is decoded
@@ -14,7 +15,7 @@ outside of the window.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -23,12 +24,13 @@ import numpy.typing as npt
 
 from tpufeed.errors import OptionError
 from tpufeed.images.coefficients import EXACT, Coefficients
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.protocols import Fill, Op, WindowOp
 
 Size: TypeAlias = tuple[int, int]  # (height, width)
 BatchDraws: TypeAlias = npt.NDArray[np.float64]  # (batch, draws of the op)
 Columns: TypeAlias = Sequence[npt.NDArray[Any]]  # a number of each image: (batch,)
-Planes: TypeAlias = Sequence[Any]  # red, green, blue
+Planes: TypeAlias = Sequence[Any]  # one for each channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class Arrays:
     """Functions of a framework that the formulas need beside operators and slices. They may be traced."""
 
     floats: Callable[[Any], Any]  # to float32
-    levels: Callable[[Any], Any]  # whole numbers from 0 to 255 to uint8
+    levels: Callable[[Any, str], Any]  # whole numbers to uint8, or to another type of pixels by its name
     cast: Callable[[Any, Any], Any]  # to a dtype of the framework, or for None to its bfloat16
     count: Callable[[int, int, Any], Any]  # float32 0, 1 ... below a number, on axis -1 or -2 of two, where an array is
     row: Callable[[Any, Any], Any]  # numbers, or a matrix of numpy, as float32 on the device of an array
@@ -60,6 +62,17 @@ class Arrays:
     repeat: Callable[[int, Callable[[Any, Planes], Planes], Planes], Planes] | None = None
     # Runs `DeviceOps` on images and parameters in a kernel of the framework. None: by the functions above.
     kernel: "Callable[[DeviceOps, Any, Any], Any] | None" = None
+    # Multiplies matrices of float32 with all bits. None: `DeviceOps` are for 8 bits.
+    exact_product: Callable[[Any, Any], Any] | None = None
+    pixels: PixelFormat = RGB8  # of the images
+
+    def of(self, pixels: PixelFormat) -> "Arrays":
+        """Return the functions for images of a pixel format. Raises OptionError if the framework has none for it."""
+        if pixels == RGB8:
+            return self
+        if self.exact_product is None:
+            raise OptionError(f"device_ops are for 8-bit RGB in this framework, and the images are {pixels}: use ops")
+        return replace(self, pixels=pixels, product=self.exact_product, kernel=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +99,7 @@ class Step:
     decodes: bool = False
 
 
-def plan(ops: Sequence[Op], size: Size) -> list[Step]:
+def plan(ops: Sequence[Op], size: Size, pixels: PixelFormat = RGB8) -> list[Step]:
     """Return the steps of a chain for images of `size`: one for each op. Raises OptionError, which names the op."""
     steps = list[Step]()
     for op in ops:
@@ -94,6 +107,8 @@ def plan(ops: Sequence[Op], size: Size) -> list[Step]:
         make = None if isinstance(op, type) else vars(type(op)).get("on_device")
         if make is None and (isinstance(op, type) or not isinstance(op, WindowOp)):
             raise refused(op, " (docs/device_ops.md has the ops that can)")
+        if pixels != RGB8 and not getattr(op, "any_pixels_on_device", True):
+            raise refused(op, f", where it takes 8-bit RGB, and the images are {pixels}")
         steps.append(window_step(op, size) if make is None else make(op, size))
         size = steps[-1].out_size
     return steps
@@ -110,10 +125,12 @@ class DeviceOps:
         ops: run in this order.
         size: (height, width) of all images that reach the device.
         coefficients: what images are coded by. None if they are pixels.
+        pixels: the pixel format of images, before and after the ops.
 
     Attributes:
         size: `size`.
         coefficients: `coefficients`.
+        pixels: `pixels`.
         out_size: (height, width) of the results.
         width: float32 numbers per image.
         most_pixels: pixels of the largest image between ops.
@@ -122,8 +139,10 @@ class DeviceOps:
         OptionError: an op cannot run on the device. The message names it.
     """
 
-    def __init__(self, ops: Sequence[Op], size: Size, coefficients: Coefficients | None = None) -> None:
-        self._steps, self.size, self.coefficients = plan(ops, size), size, coefficients
+    def __init__(
+        self, ops: Sequence[Op], size: Size, coefficients: Coefficients | None = None, pixels: PixelFormat = RGB8
+    ) -> None:
+        self._steps, self.size, self.coefficients, self.pixels = plan(ops, size, pixels), size, coefficients, pixels
         self.out_size = self._steps[-1].out_size if self._steps else size
         self.width = sum(step.width for step in self._steps)
         self.most_pixels = max(height * width for height, width in (size, *(step.out_size for step in self._steps)))
@@ -144,21 +163,22 @@ class DeviceOps:
         return result
 
     def apply(self, images: Any, parameters: Any, arrays: Arrays) -> Any:
-        """Return the new images, uint8 (batch, *out_size, 3).
+        """Return the new images of the pixel format, in RGB uint8 (batch, *out_size, 3).
 
         Args:
-            images: uint8 (batch, *size, 3) of a framework, maybe traced. Or int8 (batch, *coefficients.shape).
+            images: such images (batch, *size, 3) of a framework, maybe traced. Or int8 (batch, *coefficients.shape).
             parameters: from `parameters`, as the framework's float32, where the images are and sharded as they are.
             arrays: the framework's functions.
         """
+        arrays = arrays.of(self.pixels)
         if arrays.kernel is not None and (self.width or self.coefficients is not None):
             return arrays.kernel(self, images, parameters)
         if self.coefficients is None:
-            x: Planes = [arrays.floats(images[..., channel]) for channel in range(3)]
+            x: Planes = [arrays.floats(images[..., channel]) for channel in range(self.pixels.channels)]
         else:
             x = coded(self.coefficients, images, arrays)
         x = self.change(x, [parameters[:, number, None, None] for number in range(self.width)], arrays)
-        return arrays.levels(arrays.stack(x))
+        return arrays.levels(arrays.stack(x), self.pixels.dtype)
 
     def change(self, x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
         """Return the new planes: see the module. A flip after a window becomes part of its weights."""
@@ -209,7 +229,7 @@ def repeat(times: int, change: Callable[[Any, Planes], Planes], x: Planes, array
         return arrays.repeat(times, change, x)
     for turn in range(times):
         # XLA writes planes between turns. Levels are exact in uint8, and take a quarter of the bytes.
-        x = change(turn, [arrays.floats(arrays.levels(plane)) for plane in x])
+        x = change(turn, [arrays.floats(arrays.levels(plane, arrays.pixels.dtype)) for plane in x])
     return x
 
 
@@ -307,9 +327,9 @@ def weighted(x: Planes, rows: Any, columns: Any, fill: Fill | None, arrays: Arra
         sums = x.weighted(rows, columns, arrays)
     else:
         sums = [arrays.product(arrays.product(rows, plane), columns) for plane in x]
-    if fill is not None and color(fill) != (middle,) * 3:
+    if fill is not None and (levels := color(fill, len(sums))) != (middle,) * len(sums):
         beyond = 1 - arrays.sum(rows, -1) * arrays.sum(columns, -2)
-        sums = [plane + beyond * (level - middle) for plane, level in zip(sums, color(fill), strict=True)]
+        sums = [plane + beyond * (level - middle) for plane, level in zip(sums, levels, strict=True)]
     return [whole(plane + middle if middle else plane, arrays) for plane in sums]
 
 
@@ -404,14 +424,15 @@ def doubled(count: int) -> npt.NDArray[np.float64]:
     return np.maximum(1 - abs(places - old), 0)
 
 
-def color(fill: Fill) -> tuple[float, ...]:
+def color(fill: Fill, channels: int) -> tuple[float, ...]:
     """Return the levels of a colour."""
-    return (float(fill),) * 3 if isinstance(fill, int) else tuple(map(float, fill))
+    return (float(fill),) * channels if isinstance(fill, int) else tuple(map(float, fill))
 
 
 def whole(x: Any, arrays: Arrays) -> Any:
-    """Return the nearest levels."""
-    return arrays.minimum(arrays.maximum(arrays.round(x), 0.0), 255.0)
+    """Return the nearest levels of the pixel format. Of floats each number is one."""
+    most = arrays.pixels.most
+    return x if most is None else arrays.minimum(arrays.maximum(arrays.round(x), 0.0), most)
 
 
 def within_boxes(size: Size, boxes: Sequence[Any], x: Any, arrays: Arrays) -> Any:

@@ -31,6 +31,11 @@ class PixelFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The pixel format of one frame of a clip."""
         return msgspec.structs.replace(self, frames=msgspec.UNSET)
 
+    @property
+    def most(self) -> float | None:
+        """The greatest level. None for floats, whose levels are no whole numbers."""
+        return None if self.dtype == "float32" else float(np.iinfo(self.dtype).max)
+
     def shape(self, size: tuple[int, int]) -> tuple[int, ...]:
         """Return the shape of an image, or a clip, of this (height, width)."""
         return (*((self.frames,) if self.frames else ()), *size, self.channels)

@@ -20,11 +20,11 @@ from tpufeed.dataset.schema import HEIGHT, WIDTH, FeatureSpec, fixed_ints
 from tpufeed.errors import OptionError, advised
 from tpufeed.images.coefficients import of_quality
 from tpufeed.images.description import from_dict
-from tpufeed.images.device import DeviceOps, refused
+from tpufeed.images.device import DeviceOps
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.ops import Choose, Custom, RandomResizedCrop
 from tpufeed.images.pipeline import Pipeline
-from tpufeed.images.pixel_format import RGB8, PixelFormat
+from tpufeed.images.pixel_format import PixelFormat
 from tpufeed.images.protocols import MovingOp, Op, WindowOp, evaluation_of
 from tpufeed.images.rng import uniforms
 from tpufeed.stream.columns import (
@@ -264,9 +264,7 @@ def _plan_device_ops(
     plan: Decoding, manifest: Manifest, here: Pipeline, ops: Sequence[Op], on_device: bool
 ) -> Decoding:
     """Return a plan with `ops`, which a device can run after the ops `here`. Raises OptionError if it cannot."""
-    cache, whole = manifest.cache, plan.pipelines[0]
-    if manifest.pixels.frame != RGB8 and ops:
-        raise refused(ops[0], f", which takes 8-bit RGB, and the images are {manifest.pixels}")
+    cache, whole, pixels = manifest.cache, plan.pipelines[0], manifest.pixels
     size = here.output_size(manifest.image_size)
     if size is None:
         raise OptionError(f"{plan.url}: {_no_device_size()}")
@@ -286,23 +284,23 @@ def _plan_device_ops(
                 "device_ops out"
             )
         coefficients = of_quality(size, cache.quality)
-    image_ops, mixing = DeviceOps(ops[:first], size, coefficients), None
+    image_ops, mixing = DeviceOps(ops[:first], size, coefficients, pixels.frame), None
     if first < len(ops):
-        if manifest.pixels.frames:
+        if pixels.frames:
             raise OptionError(f"{type(ops[first]).__name__} mixes single images, and these are clips: leave it out")
         mixing = _plan_mixing(plan, ops[first:], image_ops.out_size, len(manifest.class_names))
-    device_ops = BatchOps(image_ops, mixing, manifest.pixels)
+    device_ops = BatchOps(image_ops, mixing, pixels)
     # Draws of an op depend on its place among all ops.
     numbered = tuple(enumerate(ops, len(here.ops)))
     if on_device:
         columns = plan.columns.before_device_ops(device_ops.sent, device_ops.width)
-        make = ClipPipeline if manifest.pixels.frames else Pipeline
+        make = ClipPipeline if pixels.frames else Pipeline
         seed, fast, upright = whole.seed, whole.fast, whole.upright
-        made = [make(here.ops, seed, fast, upright, pixels=manifest.pixels, coefficients=coefficients)]
+        made = [make(here.ops, seed, fast, upright, pixels=pixels, coefficients=coefficients)]
         drawn = plan.pipelines if columns.fields else made
         return replace(plan, device_ops=device_ops, numbered=numbered, columns=columns, made=made, drawn=drawn)
     if mixing is not None:
-        columns = plan.columns.before_device_ops(image_column(IMAGE, RGB8, image_ops.out_size), mixing.width)
+        columns = plan.columns.before_device_ops(image_column(IMAGE, pixels, image_ops.out_size), mixing.width)
         plan = replace(plan, columns=columns, mixing_here=mixing)
     return replace(plan, device_ops=device_ops, numbered=numbered[first:])
 
@@ -349,7 +347,7 @@ def _plan_mixing(plan: Decoding, ops: Sequence[Op], size: tuple[int, int], named
                 f"{blends or name} cannot mix the column {column!r}, which would no longer fit the "
                 "images: leave it out of columns=" + (f", or {blends} out" if isinstance(each, Mask) else "")
             )
-    return Mixing(mixing, size, classes, others, masks)
+    return Mixing(mixing, size, classes, others, masks, plan.pixels)
 
 
 def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:

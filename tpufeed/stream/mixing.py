@@ -23,6 +23,7 @@ class Mixing:
         classes: number of classes.
         others: names of the columns of further images.
         masks: names of the columns of masks and depth, if no op blends.
+        pixel_format: that of the images. Further images are 8-bit RGB.
 
     Attributes:
         ops: `ops`.
@@ -39,8 +40,9 @@ class Mixing:
         classes: int,
         others: Sequence[str] = (),
         masks: Sequence[str] = (),
+        pixel_format: PixelFormat = RGB8,
     ) -> None:
-        self.ops, self._size, self.classes = tuple(ops), size, classes
+        self.ops, self._size, self.classes, self._format = tuple(ops), size, classes, pixel_format
         self._images = (IMAGE, *others)
         self.pixels = (*self._images, *masks)
         self.names = (*self.pixels, LABEL)
@@ -55,13 +57,14 @@ class Mixing:
         """Return the columns that change, mixed: pixels in their type and shape, labels as float32 (batch, classes).
 
         Args:
-            columns: the columns of a batch, maybe traced, with an even number of rows: images uint8 (batch, *size, 3),
+            columns: the columns of a batch, maybe traced, with an even number of rows: images (batch, *size, channels),
                 masks (batch, *size). Labels as ids (batch,), or float32 (batch, classes). An id that is not a class
                 becomes a row of zeros.
             parameters: from `parameters`, float32 (batch, width).
             arrays: functions of their framework.
         """
         pixels, start = {name: columns[name] for name in self.pixels}, 0
+        own = dict.fromkeys(self.pixels, arrays) | {IMAGE: arrays.of(self._format)}
         pixels |= {name: arrays.floats(pixels[name]) for name in self._images}
         y = arrays.floats(columns[LABEL])
         if len(y.shape) == 1:
@@ -69,10 +72,11 @@ class Mixing:
         for op in self.ops:
             p = parameters[:, start : start + op.width]
             start += op.width
-            pixels = {name: op.mix(x, _neighbours(x, arrays), p, arrays) for name, x in pixels.items()}
+            pixels = {name: op.mix(x, _neighbours(x, arrays), p, own[name]) for name, x in pixels.items()}
             share = p[:, 0:1]
             y = y * share + _neighbours(y, arrays) * (1 - share)
-        return pixels | {name: arrays.levels(pixels[name]) for name in self._images} | {LABEL: y}
+        pixels |= {name: arrays.levels(pixels[name], own[name].pixels.dtype) for name in self._images}
+        return pixels | {LABEL: y}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +132,11 @@ class BatchOps:
         own, frames = numbers[:, : self.ops.width], self.pixels.frames
         if frames:  # become rows, each with the numbers of its clip
             rows = numbers.shape[0] * frames
-            images = arrays.reshape(images, (rows, *self.ops.size, 3))
+            images = arrays.reshape(images, (rows, *self.ops.size, self.pixels.channels))
             own = arrays.reshape(own[:, None] * arrays.row([1.0] * frames, own)[:, None], (rows, self.ops.width))
         images = self.ops.apply(images, own, arrays)
         if frames:
-            images = arrays.reshape(images, (numbers.shape[0], frames, *self.ops.out_size, 3))
+            images = arrays.reshape(images, (numbers.shape[0], frames, *self.ops.out_size, self.pixels.channels))
         if self.mixing is None:
             return {IMAGE: images}
         return self.mixing.apply({**columns, IMAGE: images}, numbers[:, self.ops.width :], arrays)
@@ -146,7 +150,7 @@ def _neighbours(values: Any, arrays: Arrays) -> Any:
 
 _NUMPY = Arrays(
     floats=lambda x: np.asarray(x, np.float32),
-    levels=lambda x: x.astype(np.uint8),
+    levels=lambda x, dtype: x.astype(dtype),
     cast=lambda x, dtype: x.astype(dtype or np.float32),
     count=lambda stop, axis, _x: np.expand_dims(np.arange(stop, dtype=np.float32), -3 - axis),
     row=lambda numbers, _x: np.array(numbers, np.float32),
@@ -165,6 +169,7 @@ _NUMPY = Arrays(
     least=partial(np.min, axis=(-2, -1), keepdims=True),
     most=partial(np.max, axis=(-2, -1), keepdims=True),
     layout="NHWC",
+    exact_product=np.matmul,
 )
 _ROWS_AT_ONCE = 8  # small enough that the floats stay in the CPU cache
 

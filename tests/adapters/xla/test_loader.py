@@ -314,6 +314,7 @@ def test_leaving_a_source_that_is_stuck_does_not_hang(found):
         ("queue", "device_prefetch"),
         ("sharding", "SPMD"),
         ("16 bits", "uint16"),
+        ("ops of bands", "uint8 of 4 channels"),
     ],
 )
 def test_what_cannot_be_taken_is_refused(found, case, message):

@@ -30,6 +30,7 @@ import tpufeed
 from tpufeed.adapters import device
 from tpufeed.adapters.xla import runtime as xla_runtime
 from tpufeed.errors import OptionError
+from tpufeed.images import CenterCrop, HorizontalFlip
 from tpufeed.stream.rank_check import EpochSpec
 
 Pair = collections.namedtuple("Pair", "image label")
@@ -165,11 +166,11 @@ def states_of_others():
         return plain.state_dict(), str(error)
 
 
-def deep():
-    """A dataset of 16 bits."""
+def bands(dtype):
+    """A dataset of four channels."""
     folder = Path(tempfile.mkdtemp())
     (folder / "raw/a").mkdir(parents=True)
-    np.save(folder / "raw/a/0.npy", np.zeros((8, 8, 3), np.uint16))
+    np.save(folder / "raw/a/0.npy", np.zeros((8, 8, 4), dtype))
     images = tpufeed.Images(pixels="keep")
     tpufeed.shard(folder / "raw", folder / "set", images=images, workers=1, progress=False)
     return folder / "set"
@@ -184,7 +185,10 @@ def refused(cache):
         "options": lambda: tpufeed.device_loader([number(1)], "xla", batch_size=3),
         "queue": lambda: tpufeed.Loader(cache).to_xla(device_prefetch=0),
         "sharding": lambda: next(iter(tpufeed.device_loader([number(1)], "xla", sharding={}))),
-        "16 bits": lambda: tpufeed.Loader(deep()).to_xla(),
+        "16 bits": lambda: tpufeed.Loader(bands("uint16")).to_xla(),
+        "ops of bands": lambda: tpufeed.Loader(
+            bands("uint8"), ops=[CenterCrop(8)], device_ops=[HorizontalFlip()], batch_size=1
+        ).to_xla(),
     }
     found = {}
     for name, make in given.items():

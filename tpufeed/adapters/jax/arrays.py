@@ -8,7 +8,7 @@ from tpufeed.images.device import Arrays
 
 ARRAYS = Arrays(
     floats=lambda x: x.astype(jnp.float32),
-    levels=lambda x: x.astype(jnp.uint8),
+    levels=lambda x, dtype: x.astype(dtype),
     cast=lambda x, dtype: x.astype(dtype or jnp.bfloat16),
     count=lambda stop, axis, _x: jnp.expand_dims(jnp.arange(stop, dtype=jnp.float32), -3 - axis),
     row=lambda numbers, _x: jnp.array(numbers, jnp.float32),
@@ -28,4 +28,5 @@ ARRAYS = Arrays(
     least=partial(jnp.min, axis=(-2, -1), keepdims=True),
     most=partial(jnp.max, axis=(-2, -1), keepdims=True),
     layout="NHWC",
+    exact_product=partial(jnp.matmul, precision="highest"),
 )

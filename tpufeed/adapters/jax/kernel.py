@@ -105,7 +105,7 @@ def _read(kept: Any) -> Planes:
 _IN_KERNEL = replace(
     ARRAYS,
     floats=lambda x: x if x.dtype == jnp.float32 else x.astype(jnp.int32).astype(jnp.float32),
-    levels=lambda x: x.astype(jnp.int32).astype(jnp.uint8),
+    levels=lambda x, dtype: x.astype(jnp.int32).astype(dtype),
     count=_count,
     product=_product,
     flip=_flip,
@@ -136,7 +136,7 @@ def run(ops: DeviceOps, images: Any, parameters: Any, *, interpret: bool = False
             values, *highs = (floats(ref[0]) for ref in refs[: len(own)])
             x = Coded(values, highs, [ref[:] for ref in refs[len(own) :]], coefficients)
         for channel, plane in enumerate(ops.change(x, _Numbers(p_ref, range(width)), _IN_KERNEL)):
-            out_ref[0, channel] = _IN_KERNEL.levels(plane)
+            out_ref[0, channel] = _IN_KERNEL.levels(plane, "uint8")
 
     moved = math.prod(own[0].shape[1:]) + 3 * math.prod(ops.out_size)
     made = pl.pallas_call(

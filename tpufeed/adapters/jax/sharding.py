@@ -239,7 +239,7 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
 
     def run_ops(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
         if ops.ops.coefficients is None:
-            columns = {**columns, IMAGE: columns[IMAGE].reshape(-1, *ops.ops.size, 3)}
+            columns = {**columns, IMAGE: columns[IMAGE].reshape(-1, *ops.ops.pixels.shape(ops.ops.size))}
         if not in_kernel():
             return ops.run(columns, ARRAYS)
         from tpufeed.adapters.jax.kernel import ON_TPU  # takes a second to import
@@ -253,7 +253,8 @@ def compile_ops(rows: NamedSharding | None = None) -> RunOps:
 
     def run_columns(ops: BatchOps, columns: Mapping[str, Any]) -> dict[str, jax.Array]:
         if SENDS_ROWS and ops.ops.coefficients is None:
-            columns = {**columns, IMAGE: columns[IMAGE].reshape(-1, ops.ops.size[0], ops.ops.size[1] * 3)}
+            images = columns[IMAGE]
+            columns = {**columns, IMAGE: images.reshape(*images.shape[:2], -1)}
         given = {name: jax.device_put(columns[name], rows) for name in (*ops.names, DEVICE_NUMBERS)}
         # The training loop may have set another mesh, which would be refused.
         with set_mesh(rows.mesh) if set_mesh is not None and rows is not None and in_kernel() else nullcontext():

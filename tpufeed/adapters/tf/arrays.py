@@ -8,7 +8,7 @@ from tpufeed.images.device import Arrays
 
 ARRAYS = Arrays(
     floats=lambda x: tf.cast(x, tf.float32),
-    levels=lambda x: tf.cast(x, tf.uint8),
+    levels=tf.cast,
     cast=lambda x, dtype: tf.cast(x, dtype or tf.bfloat16),
     count=lambda stop, axis, _x: tf.expand_dims(tf.range(stop, dtype=tf.float32), -3 - axis),
     row=lambda numbers, _x: tf.constant(numbers, tf.float32),

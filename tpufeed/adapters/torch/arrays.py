@@ -17,7 +17,7 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 ARRAYS = Arrays(
     floats=lambda x: x.to(torch.float32),
-    levels=lambda x: x.to(torch.uint8),
+    levels=lambda x, dtype: x.to(getattr(torch, dtype)),
     cast=lambda x, dtype: x.to(dtype or torch.bfloat16),
     count=lambda stop, axis, x: torch.arange(stop, dtype=torch.float32, device=x.device).unsqueeze(-3 - axis),
     row=lambda numbers, x: torch.tensor(numbers, dtype=torch.float32, device=x.device),
@@ -36,4 +36,5 @@ ARRAYS = Arrays(
     least=partial(torch.amin, dim=(-2, -1), keepdim=True),
     most=partial(torch.amax, dim=(-2, -1), keepdim=True),
     layout="NCHW",
+    exact_product=lambda x, y: torch.matmul(x.double(), y.double()).float(),  # a training may have allowed TF32
 )

@@ -15,6 +15,7 @@ from tpufeed.adapters.feed import Feed
 from tpufeed.adapters.foreign import ForeignStream
 from tpufeed.adapters.torch.arrays import ARRAYS
 from tpufeed.adapters.torch.loader import Undivided, like, map_tensors, to_torch
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE
 from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec
@@ -43,6 +44,9 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 f"{deep}: its images are uint16, which torch_xla turns into int16: read them by to_jax(), to_torch() "
                 "or to_tf(), or shard them as float32"
             )
+        if isinstance(stream, HostStream) and stream.device_ops and stream.device_ops.ops.pixels != RGB8:
+            found = stream.device_ops.ops.pixels
+            raise OptionError(f"to_xla() runs device_ops of 8-bit RGB, and the images are {found}: put them in ops")
         DeviceFeed.__init__(self, stream, device_prefetch)
         runtime.MpDeviceLoader.__init__(self, source, device)
         self.shardings = None if sharding is None else Shardings(sharding)

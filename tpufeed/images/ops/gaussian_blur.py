@@ -30,6 +30,7 @@ class GaussianBlur(RandomlyApplied):
     sigma: Annotated[tuple[float, float], positive_range(100.0, or_one=True)] = (0.1, 2.0)
     version: ClassVar[int] = 1
     any_pixels: ClassVar[bool] = True
+    any_pixels_on_device: ClassVar[bool] = False  # OpenCV's kernels reach farther in other types
     draws: ClassVar[int] = 2
 
     def apply(self, image: Pixels, draws: Draws, out: Pixels | None) -> Pixels:

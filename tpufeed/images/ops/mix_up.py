@@ -36,4 +36,5 @@ class MixUp(MixingOp):
 
     def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
         share = p[:, 0, None, None, None]
-        return arrays.round(x * share + others * (1 - share))
+        blend = x * share + others * (1 - share)
+        return blend if arrays.pixels.most is None else arrays.round(blend)

@@ -98,6 +98,6 @@ class RandomErasing(RandomlyApplied):
 
         def apply(x: Planes, p: Sequence[Any], arrays: Arrays) -> Planes:
             erased = within_boxes(size, p, x[0], arrays)
-            return [arrays.where(erased, level, plane) for level, plane in zip(color(value), x, strict=True)]
+            return [arrays.where(erased, level, plane) for level, plane in zip(color(value, len(x)), x, strict=True)]
 
         return Step(size, 4, parameters, apply)
