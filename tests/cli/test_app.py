@@ -51,7 +51,7 @@ def test_groups_and_version(run):
 @pytest.mark.parametrize(
     ("name", "function", "own"),
     [
-        ("shard", tpufeed.shard, {"policy", "beam", "ray_address", "dry_run", "log_json"}),
+        ("shard", tpufeed.shard, {"policy", "chosen_bands", "beam", "ray_address", "dry_run", "log_json"}),
         ("append", tpufeed.append, {"beam", "ray_address", "dry_run", "log_json"}),
         ("cache warmup", warmup, {"select", "beam", "ray_address", "dry_run", "log_json"}),
         ("compact", compact, set()),

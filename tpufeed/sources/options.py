@@ -188,7 +188,8 @@ class ShardOptions:
             )
         if self.outlines == "semantic" and self.label == "none":
             raise OptionError("semantic outlines are drawn with the ids of classes. Leave label='none' out")
-        _check_images(self)
+        if self.georeference or self.images.frames is not None:
+            _check_images(self)
         is_kept = self.images.pixels == "keep"
         band_names, band_numbers = ((), ()) if self.bands is None else parse_bands(self.bands, is_kept, self.image)
         size_bytes = _DEFAULT_SHARD_BYTES if self.shard_bytes is None else parse_size(self.shard_bytes)
