@@ -17,7 +17,9 @@ from tpufeed.sharding.build import shard
 )
 def test_every_argument_is_found(place, documented):
     flags = docstrings._FLAGS.get(place, {})
-    assert [*docstrings.read_args(place)] == [flags.get(name, name) for name in inspect.signature(documented).parameters]
+    assert [*docstrings.read_args(place)] == [
+        flags.get(name, name) for name in inspect.signature(documented).parameters
+    ]
 
 
 @pytest.mark.parametrize(
