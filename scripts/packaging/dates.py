@@ -22,7 +22,9 @@ from benchmarks import figures, ran_page
 LOADING = ("adapters", "dataset", "images", "processes", "storage", "stream", "tfrecord")
 BUILDING = ("builds", "dataset", "engines", "images", "processes", "sharding", "sources", "storage", "tfrecord")
 MEASURED = {  # rooms and files of tpufeed by the script that measures them; a script that is not here measures all
-    **dict.fromkeys(("dlio", "feed", "gil", "grain", "imread", "mixture", "soak", "spdl", "views", "window"), LOADING),
+    **dict.fromkeys(
+        ("bands", "dlio", "feed", "gil", "grain", "imread", "mixture", "soak", "spdl", "views", "window"), LOADING
+    ),
     **dict.fromkeys(("bench-device", "doctor", "stages"), (*LOADING, "measure")),
     **dict.fromkeys(("plan", "shard"), BUILDING),
     **dict.fromkeys(("ops", "pixels"), ("images",)),

@@ -72,4 +72,6 @@ def test_setup_peers_names_the_peers_that_there_are() -> None:
     command = [str(ROOT / "scripts" / "setup-peers"), "no_such_peer"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert all(name in done.stderr for name in ("webdataset", "mosaic", "litdata", "spdl", "dali", "ffcv", "dlio"))
+    assert all(
+        name in done.stderr for name in ("webdataset", "mosaic", "litdata", "spdl", "dali", "ffcv", "dlio", "bands")
+    )
