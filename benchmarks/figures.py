@@ -60,7 +60,16 @@ FIGURES = (
 )
 NAMED = (Figure("soak", 62),)  # runs only where its name is given
 # Results that are not measured again here: of 16 cores, written by hand, of other commands; or behind a decision.
-ELSEWHERE = ("compiled-for-tpus", "feed-16", "scale-16-workers", "by-hand", "packages", "platforms")
+ELSEWHERE = (
+    "compiled-for-tpus",
+    "feed-16",
+    "feed-dct",
+    "feed-dct-presized",
+    "scale-16-workers",
+    "by-hand",
+    "packages",
+    "platforms",
+)
 DECIDED = ("busy-0", "busy-3", "busy-3-presized", "busy-3-raw", "busy-6", "busy-6-presized", "busy-6-raw")
 PAGES = (
     Figure("plot", 1),

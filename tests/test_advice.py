@@ -60,6 +60,8 @@ def advised_in(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "advised":
             verb, *words = (part.value if isinstance(part, ast.Constant) else FILLED for part in node.args)
+            if verb == FILLED:  # tests/cli/test_start.py runs these
+                continue
             ops = any(isinstance(part, ast.Starred) for part in node.args)  # those of a cache
             yield verb, (*words[:-1], "--op", "Resize(9)", "--op", "CenterCrop(9)") if ops else tuple(words)
 

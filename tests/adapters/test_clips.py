@@ -1,5 +1,7 @@
 """Batches of clips in each framework: those of the plain loader. As floats their channels are behind the frames."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -19,13 +21,16 @@ FEEDS = {
     "tensorflow": lambda loader: loader.to_tf(),
     "keras": lambda loader: loader.to_keras(),
 }
-EACH = [pytest.param(name, marks=pytest.mark.uses(name.split()[0])) for name in FEEDS]
+EACH = [pytest.param(name, marks=pytest.mark.uses(name.split()[0])) for name in FEEDS if name != "torch_xla"]
+
+
+def loader_of(url):
+    return lambda **options: tpufeed.Loader(url, "train", batch_size=8, processes=0, **options)
 
 
 @pytest.fixture
 def loader(once):
-    url = once(make_clips) / "set"
-    return lambda **options: tpufeed.Loader(url, "train", batch_size=8, processes=0, **options)
+    return loader_of(once(make_clips) / "set")
 
 
 def first(name, loader):
@@ -33,21 +38,38 @@ def first(name, loader):
     return np.asarray(images.cpu() if name.startswith("torch") else images)
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_batches_are_those_of_the_loader(name, loader):
+def check_batches(name, loader):
     found = first(name, loader(ops=OPS))
     assert (found.dtype, found.shape) == (np.uint8, (8, 4, 24, 24, 3))
     assert np.array_equal(found, next(iter(loader(ops=OPS)))[0])
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_device_ops_take_clips(name, loader):
+def check_device_ops(name, loader):
     ops = {"ops": [Resize((40, 56))], "device_ops": OPS}
     found, here = first(name, loader(**ops)), next(iter(loader(**ops)))[0]
     assert found.shape == here.shape == (8, 4, 24, 24, 3)
     assert np.abs(found.astype(int) - here).max() <= 2
     whole = {"ops": [Resize((40, 56))], "device_ops": [CenterCrop(20)]}  # without numbers
     assert np.array_equal(first(name, loader(**whole)), next(iter(loader(**whole)))[0])
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_batches_are_those_of_the_loader(name, loader):
+    check_batches(name, loader)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_device_ops_take_clips(name, loader):
+    check_device_ops(name, loader)
+
+
+@pytest.mark.uses("torch_xla")
+@pytest.mark.all
+def test_torch_xla(once, run_forks, tmp_path):
+    """In a process of its own, as it cannot be imported after TensorFlow."""
+    run = {"command": [__file__, str(once(make_clips) / "set")], "env": {"CPU_NUM_DEVICES": "1"}}
+    ((status, _, said),) = run_forks("torch_xla", [run], tmp_path, PJRT_DEVICE="CPU")
+    assert status == 0, said
 
 
 @pytest.mark.uses("torch")
@@ -82,3 +104,8 @@ def test_tensorflow_parses_the_records(once):
 def test_grain_gives_clips(once):
     source = tpufeed.grain_source(once(make_clips) / "set", "train", ops=OPS)
     assert source.to_map_dataset()[5]["image"].shape == (4, 24, 24, 3)
+
+
+if __name__ == "__main__":
+    check_batches("torch_xla", loader_of(sys.argv[1]))
+    check_device_ops("torch_xla", loader_of(sys.argv[1]))

@@ -36,7 +36,7 @@ def test_loaders_are_measured_and_compared_and_absent_ones_say_so(sources: dict[
     assert found["best_peer"] == max(MEASURED, key=lambda name: loaders[name]["median"])
     assert loaders[found["best_peer"]]["to_best_peer"] == 1
     assert loaders[ABSENT] == {"why_not": "not installed: run scripts/setup-peers no_such_peer"}
-    assert all(len(bench.row(name, figures, found)) == 8 for name, figures in loaders.items())
+    assert all(len(bench.row(name, figures, found)) == 9 for name, figures in loaders.items())
 
 
 @pytest.mark.long
