@@ -10,8 +10,11 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from tests import lean
 from tests.repo.docs.pages import ROOT
@@ -46,23 +49,37 @@ def build_wheel(folder: Path) -> None:
     _call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, tree)
 
 
-def link_frameworks(folder: Path) -> Path:
-    """Fill the folder with links to all that .venv has but tpufeed."""
+def link_packages(folder: Path, names: Collection[str] | None = None) -> Path:
+    """Fill the folder with links to all that .venv has but tpufeed, or to what has one of these names."""
     folder.mkdir()
     for path in INSTALLED.iterdir():
-        if "tpufeed" not in path.name and path.suffix != ".pth":
+        if "tpufeed" not in path.name and path.suffix != ".pth" and (names is None or path.name in names):
             (folder / path.name).symlink_to(path)
     (folder / "sitecustomize.py").symlink_to(Path(lean.FOLDER, "sitecustomize.py"))
     return folder
 
 
 def make_environment(folder: Path, wheel: Path) -> Path:
-    """Make an environment with the wheel and the frameworks; returns its Python."""
-    packages = link_frameworks(folder.with_name(f"{folder.name}-frameworks"))
-    _call(sys.executable, "-m", "venv", "--without-pip", folder)
-    (folder / SITE / "frameworks.pth").write_text(f"{packages}\n")
-    _call(folder / "bin/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
-    return folder / "bin/python"
+    """Make the environment `folder/env` of the wheel alone, and returns its Python.
+
+    Beside it are folders for PYTHONPATH: `required`, which pip would install with the wheel, and `frameworks`.
+    """
+    packages, required = link_packages(folder / "frameworks"), _required_by("tpufeed")
+    files = [file for name in required for file in metadata.files(name) or ()]
+    link_packages(folder / "required", {file.parts[0] for file in files})
+    _call(sys.executable, "-m", "venv", "--without-pip", folder / "env")
+    python = folder / "env/bin/python"
+    _call("env", f"PYTHONPATH={packages}", python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
+    return python
+
+
+def _required_by(name: str) -> set[str]:
+    """The distributions that one needs without its extras, and what these need."""
+    markers = {line: Requirement(line).marker for line in metadata.requires(name) or ()}
+    direct = {
+        Requirement(line).name for line, marker in markers.items() if not marker or marker.evaluate({"extra": ""})
+    }
+    return direct.union(*map(_required_by, direct))
 
 
 def make_image(folder: Path) -> tuple[Path, Path]:
@@ -73,7 +90,7 @@ def make_image(folder: Path) -> tuple[Path, Path]:
     """
     _call(sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", folder / "image")
     (folder / "image" / SITE / "pip").symlink_to(INSTALLED / "pip")
-    packages, index = link_frameworks(folder / "frameworks"), folder / "index"
+    packages, index = link_packages(folder / "frameworks"), folder / "index"
     index.mkdir()
     program = UV.format(python=sys.executable, site=SITE, packages=packages)
     _write_wheel(index, "uv", "0.1", {"uv-0.1.data/scripts/uv": program})

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.quick_xla import QUICK
+from tests.repo.docs.layouts import write_competition
 from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, run_here, run_program
 from tests.tfrecords import encode_features, encode_record
 from tpufeed.tfrecord.example import Feature
@@ -25,6 +26,7 @@ def folder(tmp_path_factory) -> Path:
     """`photos`, Kaggle's modules and its records of photographs of 224x224 pixels, and what the commands make."""
     folder = tmp_path_factory.mktemp("kaggle")
     make_photos(folder, 100, "160x120")
+    write_competition(folder / "leaves", folder / "photos")
     for name, code in STAND_INS.items():
         (folder / f"{name}.py").write_text(code)
     for split, first in (("train", 0), ("val", 32), ("test", 64)):
