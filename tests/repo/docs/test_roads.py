@@ -214,7 +214,6 @@ def test_a_wrong_bucket(run: Run, server: GcsServer, photos: Path) -> None:
     for command, code in (
         (f"shard {photos} gs://wrong/flowers", 1),
         ("shard gs://wrong/photos gs://right/flowers", 2),
-        ("info gs://wrong/flowers", 1),
     ):
         done = run(f"tpufeed {command}", **server.environment())
         check_refused(done, code, ".*gs://wrong/.*: the bucket wrong does not exist .* Create it, or correct the URL")
