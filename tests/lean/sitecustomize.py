@@ -5,6 +5,7 @@ none of tpufeed's extras brings, torch.compile, what metrics need that no test h
 """
 
 import gc
+import importlib
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -80,6 +81,8 @@ def quietly(execute):
         gc.disable()
         try:
             execute(module)
+            if module.__name__ == "torch":
+                make_generators(module)
         finally:
             if collects:
                 if __name__ == "sitecustomize":  # pytest has garbage of tests, which would stay
@@ -87,6 +90,14 @@ def quietly(execute):
                 gc.enable()
 
     return run
+
+
+def make_generators(torch):
+    """Import what generators need from torch 2.13 on, and what `torch._meta_registrations` would import."""
+    try:
+        torch.Generator()
+    except RuntimeError:
+        importlib.import_module("torch._prims.rng_prims")
 
 
 sys.meta_path.insert(0, Lean)
