@@ -7,11 +7,15 @@ import pytest
 from PIL import Image
 
 from tests.clips import FRAMES, write_animation
+from tests.frameworks import lazy
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import decode
 from tpufeed.images.frames import choose_frames, read_frames
 from tpufeed.images.header import read_header
+from tpufeed.images.kept import read_kept
 from tpufeed.images.policy import Images, store_image
+
+tifffile = lazy("tifffile")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +64,35 @@ def test_frames_of_sixteen_bits_keep_them(tmp_path):
     pages[0].save(tmp_path / "x.tif", save_all=True, append_images=pages[1:])
     found = read_frames((tmp_path / "x.tif").read_bytes(), 3, None)
     assert [np.asarray(Image.open(io.BytesIO(file))).max() for file in found] == [1000, 2000, 3000]
+
+
+def rows_of(frames):
+    for file in frames:
+        kept = read_kept(file)
+        assert (kept.header.odd, kept.header.orientation) == (("exif",), 6)
+        yield kept.load()
+
+
+@pytest.mark.uses("tifffile")
+@pytest.mark.parametrize("shape", [(5, 6), (5, 6, 3), (5, 9, 7)])
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_kept_pages_have_the_values_that_tifffile_reads(shape, dtype):
+    pages, file = np.random.default_rng(0).uniform(0, 65000, (4, *shape)).astype(dtype), io.BytesIO()
+    order = "contig" if len(shape) > 2 else None
+    turned = [(274, "H", 1, 6, False)]
+    tifffile.imwrite(
+        file, pages, photometric="minisblack", planarconfig=order, extratags=turned, metadata=None, rowsperstrip=2
+    )
+    found = list(rows_of(read_frames(file.getvalue(), 2, 2, keeps=True)))
+    assert np.array_equal(found, pages[[0, 2]].reshape(2, *shape[:2], -1))
+    with pytest.raises(ImageError, match="4 frames"):
+        read_frames(file.getvalue(), 5, None, keeps=True)
+    mixed = io.BytesIO()
+    with tifffile.TiffWriter(mixed) as writer:
+        for page in (pages[0], np.zeros((5, 6), np.uint8)):
+            writer.write(page, photometric="minisblack", planarconfig=order if page.ndim > 2 else None, metadata=None)
+    with pytest.raises(ImageError, match="page 2 is 8-bit"):
+        read_frames(mixed.getvalue(), 2, None, keeps=True)
 
 
 def test_the_image_that_is_shown_instead_of_an_animation_is_no_frame(tmp_path):

@@ -1,12 +1,14 @@
 """Frames of an animated GIF, PNG or WebP, or pages of a TIFF, each as a file of its own."""
 
 import io
+from functools import partial
 
 from PIL import Image
 
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import open_by_pillow
-from tpufeed.images.header import read_header
+from tpufeed.images.header import read_header, sniff
+from tpufeed.images.kept import read_pages
 
 _MOST_COMPOSED = 1 << 35  # pixels: a frame needs all before it
 _ORIENTATION = 274
@@ -25,8 +27,17 @@ def choose_frames(count: int, frames: int, stride: int | None) -> list[int]:
     return [number * (count - 1) // (frames - 1) if stride is None else number * stride for number in range(frames)]
 
 
-def read_frames(data: bytes, frames: int, stride: int | None) -> list[bytes]:
-    """Return the chosen frames as PNG files, of a TIFF as TIFF files. Raises ImageError."""
+def read_frames(data: bytes, frames: int, stride: int | None, keeps: bool = False) -> list[bytes]:
+    """Return the chosen frames as PNG files, of a TIFF as TIFF files. With `keeps` values stay as they are.
+
+    Raises:
+        ImageError: the file is damaged, or has too few frames.
+        MissingExtraError: a package that keeps its values is not installed.
+    """
+    if keeps and sniff(data) == "tiff":
+        pages = read_pages(data, partial(choose_frames, frames=frames, stride=stride))
+        if pages is not None:
+            return pages
     header, exif = read_header(data), Image.Exif()
     exif[_ORIENTATION] = header.orientation
     if header.format not in ("gif", "png", "webp", "tiff"):

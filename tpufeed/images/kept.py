@@ -55,6 +55,28 @@ def read_kept(data: bytes) -> Kept | None:
     return None if reader is None else reader(data)
 
 
+def read_pages(data: bytes, choose: Callable[[int], Sequence[int]]) -> list[bytes] | None:
+    """Return pages of a TIFF as files of their own, or None if the first is `RGB8`. `choose` gets how many there are.
+
+    Raises:
+        ImageError: as for an image; or other_pixels: a page is `RGB8`, and the first is not.
+        MissingExtraError: a package that decodes it is not installed.
+    """
+    if (first := _read_tiff(data)) is None:
+        return None
+    import tifffile
+
+    found = list[bytes]()
+    for number in choose(len(tifffile.TiffFile(io.BytesIO(data)).pages)):
+        if (page := _read_tiff(data, number)) is None:
+            raise ImageError("other_pixels", f"page {number + 1} is 8-bit grey or RGB, and the first is {first.pixels}")
+        file, turn = io.BytesIO(), (274, "H", 1, page.header.orientation, True)
+        (values, order) = (page.load(), "contig") if page.pixels.channels > 1 else (page.load()[..., 0], None)
+        tifffile.imwrite(file, values, photometric="minisblack", planarconfig=order, extratags=[turn], metadata=None)
+        found.append(file.getvalue())
+    return found
+
+
 def read_bands(files: Sequence[tuple[str, bytes]], numbers: Sequence[int] = ()) -> Kept:
     """Return the image that several files make, one band each, or chosen bands of one file.
 
@@ -177,14 +199,14 @@ def _of_array(shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels]) ->
     return _kept("npy", shape, dtype, turn, header)
 
 
-def _read_tiff(data: bytes) -> Kept | None:
+def _read_tiff(data: bytes, number: int = 0) -> Kept | None:
     try:
         import tifffile
     except ImportError as error:
         raise MissingExtraError("tifffile", "bands") from error
     try:
         file = tifffile.TiffFile(io.BytesIO(data))
-        page: Any = file.pages[0]
+        page: Any = file.pages[number]
         several, depth = len(file.pages) > 1, page.imagedepth
         (height, width), channels, dtype = (page.imagelength, page.imagewidth), page.samplesperpixel, page.dtype
         tag, chunk = page.tags.get(274), int(np.prod(page.chunks, dtype=object))

@@ -150,11 +150,13 @@ class SampleMaker:
 
         Raises:
             ImageError: as for an image, too_few_frames, or mixed_frames.
+            MissingExtraError: a package that keeps its values is not installed.
         """
         policy, pixels = self._policy, self._format.frame
         files = [place_of(file) for file in files_of(item)]
         if is_animated := len(data) == 1:
-            kind, data = sniff(data[0]), read_frames(data[0], policy.frames or 0, policy.frame_stride)
+            kind, keeps = sniff(data[0]), policy.pixels == "keep"
+            data = read_frames(data[0], policy.frames or 0, policy.frame_stride, keeps)
             files = [f"frame {number} of the clip" for number in range(len(data))]
             if kind in ("gif", "webp"):
                 policy = replace(policy, pixels="rgb8")
