@@ -63,7 +63,7 @@ FILES = {
     "signed": ({"array": SIGNED}, SIGNED, "float32"),
     "signed, shifted": ({"array": SIGNED, "RescaleIntercept": 2048}, STORED, "uint16"),
     "MONOCHROME1, shifted": ({"kind": "MONOCHROME1", "RescaleIntercept": 100}, 4295 - (STORED + 100), "uint16"),
-    "bits of an overlay": ({"kind": "MONOCHROME1", "BitsStored": 8}, 255 - (STORED & 255), "uint16"),
+    "bits of an overlay": ({"kind": "MONOCHROME1", "BitsStored": 8, "HighBit": 7}, 255 - (STORED & 255), "uint16"),
     "blank tags": ({"RescaleSlope": None, "RescaleIntercept": None}, STORED, "uint16"),
 }
 
@@ -163,6 +163,7 @@ REFUSED = {
     "a palette": (lambda: dicom(PhotometricInterpretation="PALETTE COLOR"), "unsupported", "PALETTE COLOR"),
     "32 bits": (lambda: dicom(BitsAllocated=32), "unsupported", "12 in 32 bits"),
     "more bits than there are": (lambda: dicom(BitsStored=99), "unsupported", "99 in 16 bits"),
+    "high bits": (lambda: dicom(HighBit=15), "unsupported", "12 bits at 15"),
     "a table of values": (lambda: dicom(ModalityLUTSequence=[pydicom.Dataset()]), "unsupported", "ModalityLUT"),
     "cut": (lambda: dicom()[:-40], "truncated", "less than expected"),
     "cut in its header": (lambda: dicom()[:300], "unsupported", "without pixels"),

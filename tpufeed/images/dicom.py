@@ -127,4 +127,6 @@ def _refuse(file: Any, kind: str) -> str:
     stored, most = file.BitsStored, 16 if kind in _KINDS[:2] else 8
     if file.BitsAllocated not in (8, most) or not 1 <= stored <= file.BitsAllocated:
         return f"of {stored} in {file.BitsAllocated} bits a value. Up to 8 in 8 and {most} in {most} are read"
+    if (high := int(file.get("HighBit") or stored - 1)) != stored - 1:
+        return f"with the highest of {stored} bits at {high}. Expected {stored - 1}: save it with low bits in use"
     return "with a table of values (ModalityLUTSequence)" if "ModalityLUTSequence" in file else ""
