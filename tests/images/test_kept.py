@@ -1,6 +1,7 @@
 """Images that are kept as they are: what is read, and what is refused."""
 
 import io
+import zipfile
 import subprocess
 import sys
 
@@ -39,6 +40,13 @@ def npy(array: np.ndarray) -> bytes:
 def npz(**arrays) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def npz_with(rest: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("image.npy", npy(draw((9, 8, 4), "uint16")) + rest)
     return file.getvalue()
 
 
@@ -131,6 +139,7 @@ REFUSED = {
     "a promise": (npy(np.zeros((1, 1), np.uint16)).replace(b"(1, 1)", b"(9999999, 9999999)"), "truncated", "asks for"),
     "two arrays": (npz(image=draw((9, 8), "uint16"), label=draw((9, 8), "uint8")), "unsupported", "image, label"),
     "pickles in an npz": (npz(image=np.array([[{}]], object)), "unsupported", "pickled"),
+    "an npz with more than its array": (npz_with(bytes(99)), "unsupported", "has 803 bytes, not 704"),
     "a short npz": (npz(image=draw((9, 8, 4), "uint16"))[:-90], "unreadable", "npz"),
     "a damaged npz": (npz(image=draw((99, 98), "uint16")).replace(b"\5", b"\6"), "unreadable", "npz"),
     "an npz that unpacks to gigabytes": (npz(image=np.zeros((15000, 15000), np.uint8)), "too_large", "15000x15000"),

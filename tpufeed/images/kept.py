@@ -181,6 +181,9 @@ def _read_npz(data: bytes) -> Kept:
         arrays = format_names([name.removesuffix(".npy") for name in names]) or "none"
         raise ImageError("unsupported", f"the .npz has {len(names)} arrays ({arrays}). Expected the image alone")
     header = read_npy_header(unpack(MOST_HEADER_BYTES), infos[0].file_size)
+    wanted = header.start + header.dtype.itemsize * int(np.prod(header.shape, dtype=object))
+    if infos[0].file_size > wanted:  # it could be gigabytes of zeros
+        raise ImageError("unsupported", f"{names[0]} in the .npz has {infos[0].file_size:,} bytes, not {wanted:,}")
     return _of_array(header.shape, header.dtype, lambda: npy_view(unpack()))
 
 
