@@ -1,9 +1,9 @@
 """Images that are kept as they are: what is read, and what is refused."""
 
 import io
-import zipfile
 import subprocess
 import sys
+import zipfile
 
 import cv2
 import numpy as np
