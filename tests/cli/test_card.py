@@ -10,6 +10,7 @@ import yaml
 from PIL import Image
 
 import tpufeed
+from tests.clips import build, write_source
 from tests.frameworks import lazy
 from tpufeed.measure.data_card import _size_category
 
@@ -39,6 +40,11 @@ def test_the_head_has_fields_of_the_hub(card_of, dataset_url):
     assert data.dataset_info["splits"] == [
         {"name": name, "num_bytes": split.total_bytes, "num_examples": split.records} for name, split in splits.items()
     ]
+
+
+def test_clips_are_for_classes_of_videos(card_of, tmp_path):
+    build(write_source(tmp_path / "raw", 4), tmp_path / "set")
+    assert "task_categories:\n- video-classification\n" in card_of(str(tmp_path / "set"))
 
 
 def test_the_page_says_what_info_says(card_of, run, dataset_url, cache_url):

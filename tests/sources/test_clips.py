@@ -223,3 +223,21 @@ def test_without_frames_an_animation_is_its_first_frame_and_that_is_said(tmp_pat
     manifest = tpufeed.open_dataset(tmp_path / "set").manifest
     assert any("--frames" in line for line in manifest.listed.iter_lines(manifest.sizes, manifest.odd))
     assert b'"frames"' not in (tmp_path / "set/manifest.json").read_bytes()
+
+
+def test_an_append_says_that_frames_of_an_old_clip_differ(tmp_path):
+    write_folder(tmp_path / "clip", 1, name="{}.jpg")
+    for name, frames in (("one", (0, 1)), ("two", (0, 2))):
+        row = {"path": [f"clip/{number}.jpg" for number in frames], "label": "a"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+    shard(tmp_path / "one.jsonl", tmp_path / "set", frames=2)
+    result = tpufeed.append(tmp_path / "two.jsonl", tmp_path / "set", workers=1, progress=False)
+    assert result.added == 0
+    assert ["frames" in said and "clip/0.jpg" in said for said in result.warnings] == [True]
+
+
+def test_one_animated_file_without_frames_is_one_image(tmp_path):
+    write_animation(tmp_path / "raw/a/x.gif", 1)
+    manifest = tpufeed.shard(tmp_path / "raw", tmp_path / "set", workers=1, progress=False).manifest
+    said = list(manifest.listed.iter_lines(odd=manifest.odd))
+    assert "frames: 1 image has several, of which one is taken. --frames makes clips of them" in said

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from tpufeed.dataset.naming import format_endings
+from tpufeed.text import format_count
 
 MOST_CLASSES = 8  # that are kept with their counts
 DEEP = "deep"  # begins the odd cases of images with more than 8 bits per channel
@@ -82,7 +83,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if flat:
             yield f"pixels: {flat:,} images have more than 8 bits or 3 channels, which --pixels keep would keep"
         if several := (odd or {}).get("animated"):
-            yield f"frames: {several:,} images have several, of which one is taken. --frames makes clips of them"
+            images = format_count(several, "image has", "images have")
+            yield f"frames: {images} several, of which one is taken. --frames makes clips of them"
         if self.ignored_files:
             count = sum(self.ignored_files.values())
             files = f"{count:,} file{'s' * (count > 1)} not named {self.named}"

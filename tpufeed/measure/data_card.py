@@ -63,7 +63,7 @@ def _iter_head(dataset: Dataset, name: str, images: int, splits: Mapping[str, An
     kinds = {feature.kind for feature in dataset.manifest.features}
     tasks = [task for kind, task in _TASKS.items() if kind in kinds]
     if dataset.class_names and "boxes" not in kinds:
-        tasks.insert(0, "image-classification")
+        tasks.insert(0, "video-classification" if dataset.manifest.pixels.frames else "image-classification")
     if tasks:
         yield "\n".join(["task_categories:", *(f"- {task}" for task in tasks)])
     yield "tags:\n- tpufeed\nviewer: false\ndataset_info:\n  splits:"

@@ -322,9 +322,9 @@ class Growth:
             )
         if self.corrected:
             yield (
-                f"{self.corrected:,} images are in the dataset already, with other labels, boxes or columns than the "
-                f"source has now, like {self.first_corrected}: the dataset keeps the old ones. To get the corrected "
-                "ones, shard the source again in another place"
+                f"{self.corrected:,} images are in the dataset already, with other labels, boxes, frames or columns "
+                f"than the source has now, like {self.first_corrected}: the dataset keeps the old ones. To get the "
+                "corrected ones, shard the source again in another place"
             )
         if self.compared_by_size:
             yield (
