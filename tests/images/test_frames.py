@@ -87,6 +87,10 @@ def test_kept_pages_have_the_values_that_tifffile_reads(shape, dtype):
     assert np.array_equal(found, pages[[0, 2]].reshape(2, *shape[:2], -1))
     with pytest.raises(ImageError, match="4 frames"):
         read_frames(file.getvalue(), 5, None, keeps=True)
+    fewer = file.getvalue()[: tifffile.TiffFile(io.BytesIO(file.getvalue())).pages[3].offset]
+    with pytest.raises(ImageError, match="ends after page 3") as caught:
+        read_frames(fewer, 2, None, keeps=True)
+    assert caught.value.reason == "truncated"
     mixed = io.BytesIO()
     with tifffile.TiffWriter(mixed) as writer:
         for page in (pages[0], np.zeros((5, 6), np.uint8)):

@@ -1,6 +1,7 @@
 """Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, DICOM, and NumPy's .npy and .npz."""
 
 import io
+import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -66,14 +67,23 @@ def read_pages(data: bytes, choose: Callable[[int], Sequence[int]]) -> list[byte
         return None
     import tifffile
 
+    try:
+        file = tifffile.TiffFile(io.BytesIO(data))
+        count, last, form = len(file.pages), file.pages[-1], file.tiff
+        at = last.offset + form.tagnosize + form.tagsize * struct.unpack_from(form.tagnoformat, data, last.offset)[0]
+        (following,) = struct.unpack_from(form.offsetformat, data, at)
+    except Exception as error:  # it raises all kinds of errors
+        raise ImageError("unreadable", f"tifffile does not open the pages of the TIFF: {error}") from error
+    if following:  # tifffile finds fewer pages
+        raise ImageError("truncated", f"the TIFF ends after page {count}, which says that another one follows")
     found = list[bytes]()
-    for number in choose(len(tifffile.TiffFile(io.BytesIO(data)).pages)):
+    for number in choose(count):
         if (page := _read_tiff(data, number)) is None:
             raise ImageError("other_pixels", f"page {number + 1} is 8-bit grey or RGB, and the first is {first.pixels}")
-        file, turn = io.BytesIO(), (274, "H", 1, page.header.orientation, True)
+        made, turn = io.BytesIO(), (274, "H", 1, page.header.orientation, True)
         (values, order) = (page.load(), "contig") if page.pixels.channels > 1 else (page.load()[..., 0], None)
-        tifffile.imwrite(file, values, photometric="minisblack", planarconfig=order, extratags=[turn], metadata=None)
-        found.append(file.getvalue())
+        tifffile.imwrite(made, values, photometric="minisblack", planarconfig=order, extratags=[turn], metadata=None)
+        found.append(made.getvalue())
     return found
 
 
