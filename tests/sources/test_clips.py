@@ -241,3 +241,20 @@ def test_one_animated_file_without_frames_is_one_image(tmp_path):
     manifest = tpufeed.shard(tmp_path / "raw", tmp_path / "set", workers=1, progress=False).manifest
     said = list(manifest.listed.iter_lines(odd=manifest.odd))
     assert "frames: 1 image has several, of which one is taken. --frames makes clips of them" in said
+
+
+def test_folders_of_classes_that_become_clips_are_said(tmp_path):
+    for clip, name in enumerate(("cat", "dog")):
+        write_folder(tmp_path / "raw" / name, clip)
+    result = build(tmp_path / "raw", tmp_path / "set", frames=3)
+    assert [said for said in result.warnings if "cat is a class" in said]
+    result = build(tmp_path / "raw", tmp_path / "unlabelled", frames=3, label="none")
+    assert not [said for said in result.warnings if "is a class" in said]
+
+
+def test_a_list_without_frames_names_the_option(tmp_path):
+    write_folder(tmp_path / "clip", 1, names := range(3), "{}.jpg")
+    row = {"path": [f"clip/{number}.jpg" for number in names], "label": "a"}
+    (tmp_path / "table.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(TooManyRejectsError, match=r"list \(of which --frames makes a clip\)"):
+        tpufeed.shard(tmp_path / "table.jsonl", tmp_path / "set", workers=1, max_rejects=0)

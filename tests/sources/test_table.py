@@ -541,7 +541,7 @@ def test_paths_of_all_kinds(images, table, small_jpegs, tmp_path):
         assert re.search(message, said), said
     assert len(rejects) == 5
     kinds = sorted(said.partition(" has ")[2].split(" in its")[0] for _, said in rejects.values())
-    assert kinds == ["a value of type int", "a value of type list", *["nothing"] * 3]
+    assert kinds == ["a value of type int", "a value of type list (of which --frames makes a clip)", *["nothing"] * 3]
 
 
 def test_a_path_that_is_not_utf8(table, take):

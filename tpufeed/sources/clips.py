@@ -39,10 +39,17 @@ class ClipsSource(FolderSource):
         self._not_frames: tuple[str, ...] = _NEVER_FRAMES
 
     def iter_items(self, found: Found) -> Iterator[Item]:
+        first = ""  # without a folder above it
         for item in super().iter_items(found):
             clip = self._clips.pop(item.path, item)
+            first = first or (clip.path if clip is not item and item.label_name is None else "")
             problem = item.problem or clip.problem
             yield msgspec.structs.replace(clip, label_name=item.label_name, split=item.split, problem=problem)
+        if first and self._options.label != "none":
+            found.notes.append(
+                f"the images in {first} are one clip without a class, as no folder of a class is above it. If "
+                f"{first} is a class, move each of its clips into a folder of its own"
+            )
 
     def _iter_clips(self) -> Iterator[ObjectInfo]:
         """Yield the files, sorted by a temporary file: stores list a folder in any order.

@@ -469,7 +469,8 @@ def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None
     if isinstance(path, ImageError):
         return None, None, path
     if not isinstance(path, str) or not path:
-        return path, None, "nothing" if path in (None, "") else f"a value of type {type(path).__name__}"
+        clips = " (of which --frames makes a clip)" if isinstance(path, list) else ""
+        return path, None, "nothing" if path in (None, "") else f"a value of type {type(path).__name__}{clips}"
     file, info = resolve(base, path), next(stats)
     if isinstance(info, Exception):
         return path, ImageRef(file, 0, ""), info if isinstance(info, ImageError) else str(info)
