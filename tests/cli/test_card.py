@@ -44,7 +44,9 @@ def test_the_head_has_fields_of_the_hub(card_of, dataset_url):
 
 def test_clips_are_for_classes_of_videos(card_of, tmp_path):
     build(write_source(tmp_path / "raw", 4), tmp_path / "set")
-    assert "task_categories:\n- video-classification\n" in card_of(str(tmp_path / "set"))
+    page = card_of(str(tmp_path / "set"))
+    assert "task_categories:\n- video-classification\n" in page
+    assert "\neach class: 2.\n" in page
 
 
 def test_the_page_says_what_info_says(card_of, run, dataset_url, cache_url):

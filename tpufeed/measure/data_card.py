@@ -86,6 +86,8 @@ def _iter_classes(dataset: Dataset, facts: Mapping[str, Any], images: int) -> It
     ends = sorted(classes, key=classes.__getitem__)
     said = {"largest class": ends[-1], "smallest class": ends[0]}
     text = "; ".join(f"{what}: {_escape(name)}, {classes[name]:,}" for what, name in said.items())
+    if classes[ends[0]] == classes[ends[-1]]:
+        text = f"each class: {classes[ends[0]]:,}"
     if len(rows) > _MOST_CLASSES:
         text = f"... and {len(rows) - _MOST_CLASSES:,} more. {text}"
     without = images - sum(classes.values())
