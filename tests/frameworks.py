@@ -27,7 +27,7 @@ OPTIONAL = (
     *("tensorflow", "keras", "torch", "torch_xla", "torchdata", "lightning", "accelerate", "transformers"),
     *("jax", "ml_dtypes", "orbax", "grain", "ray", "apache_beam", "xprof", "albumentations", "mlflow", "wandb"),
     *("google", "grpc", "gcsfs", "aiohttp", "pyarrow", "matplotlib", "tensorboard", "prometheus_client"),
-    *("pycocotools", "yaml", "pillow_heif", "pillow_jxl", "pydicom"),
+    *("pycocotools", "yaml", "pillow_heif", "pillow_jxl", "pydicom", "imagecodecs"),
     *("absl", "huggingface_hub", "IPython", "nbclient", "nbformat"),
 )
 _MISSING = re.compile(rf"No module named '(?P<name>(?:{'|'.join(OPTIONAL)})\b[\w.]*)'")

@@ -11,6 +11,7 @@ import pytest
 import tifffile
 from PIL import Image
 
+from tests.frameworks import need
 from tpufeed.errors import ImageError
 from tpufeed.images import tensors
 from tpufeed.images.kept import read_kept
@@ -26,6 +27,8 @@ def draw(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def tiff(array: np.ndarray, **options) -> bytes:
+    if options.get("compression") in ("lzw", "zstd"):
+        need("imagecodecs")
     file = io.BytesIO()
     tifffile.imwrite(file, array, photometric=options.pop("photometric", "minisblack"), **options)
     return file.getvalue()
