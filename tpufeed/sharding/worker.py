@@ -108,10 +108,9 @@ class SampleMaker:
         """Return the sample of an input from the bytes of its files. Raises ImageError, naming file or column."""
         if self._format.frames:
             image = self._store_clip(item, data)
-            rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
-            return StoredSample(image, rest, len(image.data))
-        chosen = None if self._options.bands is None else read_chosen(item, data, self._options)
-        image = store_image(data[0], self._policy, item.path, self._format, chosen)
+        else:
+            chosen = None if self._options.bands is None else read_chosen(item, data, self._options)
+            image = store_image(data[0], self._policy, item.path, self._format, chosen)
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
         if self._options.georeference:
             rest[self._options.name_of(GEOREFERENCE)] = Feature("bytes", (read_georeference(data[0]).encode(),))

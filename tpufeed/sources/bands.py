@@ -2,16 +2,14 @@
 
 import itertools
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 from tpufeed.builds.item import ImageRef
 from tpufeed.errors import OptionError
 from tpufeed.images.pixel_format import MOST_CHANNELS
+from tpufeed.sources.database import temporary_table
 from tpufeed.sources.paths import in_utf8, is_image_name
-from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo
 from tpufeed.text import format_count, format_names
 
@@ -63,8 +61,8 @@ def iter_scenes(
 ) -> Iterator[ObjectInfo]:
     """Yield files that are no images as they are, then the scenes of the images.
 
-    The name of a band stands between other characters than letters and digits: `tile_B02.tif`, `tile/B02.tif` and
-    `B02/tile.tif` are of the scene `tile.tif`. If there are several, the last one counts. The list is in a temporary
+    No letter or digit is right before or after the name of a band: `tile_B02.tif`, `tile/B02.tif` and `B02/tile.tif`
+    are of the scene `tile.tif`. If there are several names, the last one counts. The list is in a temporary
     file, so that a million scenes take no memory.
 
     Args:
@@ -79,11 +77,7 @@ def iter_scenes(
     """
     last = re.compile(rf".*(?<![A-Za-z0-9])({'|'.join(map(re.escape, bands))})(?![A-Za-z0-9])", re.DOTALL)
     others, first = 0, ""
-    with temporary_folder() as folder, closing(sqlite3.connect(folder / "bands", isolation_level=None)) as database:
-        database.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
-            "CREATE TABLE files(scene TEXT, band INT, name TEXT, bytes INT, version TEXT);"
-        )
+    with temporary_table("files(scene TEXT, band INT, name TEXT, bytes INT, version TEXT)") as database:
         for info in files:
             if not is_image_name(info.name, suffixes):
                 yield info

@@ -1,7 +1,6 @@
 """Read a folder of clips: animated files, and folders of numbered images, each of which is one clip."""
 
 import re
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import groupby, islice
@@ -13,12 +12,12 @@ from tpufeed.errors import ImageError, SourceError
 from tpufeed.images.frames import choose_frames
 from tpufeed.images.header import read_header
 from tpufeed.images.policy import Images
+from tpufeed.sources.database import temporary_table
 from tpufeed.sources.folder import FolderSource
 from tpufeed.sources.inputs import Files, iter_read
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import KEPT, in_utf8, is_image_name
 from tpufeed.sources.source import Found, Place
-from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo
 from tpufeed.text import format_names
 
@@ -57,9 +56,7 @@ class ClipsSource(FolderSource):
         A folder of numbered images is one file beside it, with the ending of its images. `_clips` has its clip.
         """
         every = "SELECT * FROM files ORDER BY folder, name"
-        with temporary_folder() as folder, closing(sqlite3.connect(folder / "files", isolation_level=None)) as database:
-            database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;")
-            database.execute("CREATE TABLE files(folder TEXT, name TEXT, bytes INT, version TEXT)")
+        with temporary_table("files(folder TEXT, name TEXT, bytes INT, version TEXT)") as database:
             with in_utf8():
                 infos = self._folder.iter_objects()
                 rows = ((each.name.rpartition("/")[0], each.name, each.size_bytes, each.version) for each in infos)

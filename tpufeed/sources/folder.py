@@ -2,10 +2,9 @@
 
 import posixpath
 import shlex
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -16,11 +15,11 @@ from tpufeed.dataset.reader import find_dataset
 from tpufeed.dataset.tfrecord_files import adopt_advice, is_tfrecord_name
 from tpufeed.errors import ManifestError, NoInputsError, OptionError, SourceError, advised
 from tpufeed.sources.bands import Scene, iter_scenes
+from tpufeed.sources.database import temporary_table
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import IMAGE_SUFFIXES, KEPT, in_utf8, is_hidden, is_image_name, stem_of
 from tpufeed.sources.source import SPLIT_NAME, Folder, Found, Place, Source, listing
-from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import BROKEN_LINK, ObjectInfo, Store, check_name, open_store
 from tpufeed.text import format_count, format_names
 
@@ -254,11 +253,8 @@ def _open_masks(url: str | Path, images: Store, found: Found) -> Iterator[Callab
             return msgspec.structs.replace(item, images=(*item.images, *masks))
         return msgspec.structs.replace(item, problem=item.problem or ("bad_mask", wrong))
 
-    with temporary_folder() as folder, closing(sqlite3.connect(folder / "masks", isolation_level=None)) as database:
-        database.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;"
-            "CREATE TABLE masks(stem TEXT, name TEXT, bytes INT, version TEXT, used INT DEFAULT 0);"
-        )
+    columns = "stem TEXT, name TEXT, bytes INT, version TEXT, used INT DEFAULT 0"
+    with temporary_table(f"masks({columns})") as database:
         with listing("the folder of masks cannot be listed"), in_utf8():
             database.executemany("INSERT INTO masks(stem, name, bytes, version) VALUES(?, ?, ?, ?)", iter_lines())
         if not database.total_changes:

@@ -9,18 +9,18 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import msgspec
 
 from tpufeed.builds.item import Item
 from tpufeed.errors import OptionError, SourceError
+from tpufeed.sources.database import temporary_table
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import BOX, ShardOptions
 from tpufeed.sources.source import Found, Place
 from tpufeed.sources.table import Change, Record, Row, TableColumns, TableSource, is_missing, text_of
-from tpufeed.storage.local import temporary_folder
 from tpufeed.text import format_names, format_value
 
 _MOST_ROWS = 100_000  # of an image
@@ -44,10 +44,6 @@ class Groups:
     def __init__(self, database: sqlite3.Connection, records: Iterable[Record], column: str, where: str) -> None:
         self._database, self._column, self._where = database, column, where
         self.varying, self.sparse = dict[str, None](), dict[str, None]()
-        database.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA temp_store=FILE; BEGIN;"
-            "CREATE TABLE runs(key BLOB, row INTEGER, rows BLOB);"
-        )
         database.executemany("INSERT INTO runs VALUES(?, ?, ?)", self._iter_runs(records))
         for rows in self.iter_groups("WHERE key IN (SELECT key FROM runs GROUP BY key HAVING COUNT(*) > 1)"):
             self._learn(rows)
@@ -99,7 +95,7 @@ class Groups:
 @contextmanager
 def open_groups(records: Iterable[Record], column: str, where: str) -> Iterator[Groups]:
     """Read all rows of the table `where` into a temporary file, grouped by a column. Raises SourceError."""
-    with temporary_folder() as folder, closing(sqlite3.connect(folder / "rows", isolation_level=None)) as database:
+    with temporary_table("runs(key BLOB, row INTEGER, rows BLOB)") as database:
         yield Groups(database, records, column, where)
 
 

@@ -253,7 +253,7 @@ def _is_missing(label: str | int, spellings: frozenset[str]) -> bool:
 
 
 def is_missing_label(label: Label) -> bool:
-    """Return True if a label stands for no label: None, nan or -1."""
+    """Return True if a label is missing: None, nan or -1."""
     return label is None or str(label).strip() == "-1" or _is_missing(label, _MISSING_AMONG_IDS)
 
 

@@ -1,8 +1,6 @@
 """Read a folder of images with texts beside them: 0001.jpg, 0001.txt, 0001.json, as img2dataset writes them."""
 
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import groupby
 
 import msgspec
@@ -10,13 +8,13 @@ import msgspec
 from tpufeed.builds.item import ImageRef, Item
 from tpufeed.dataset.naming import count_ending
 from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.sources.database import temporary_table
 from tpufeed.sources.folder import has_split_folders
 from tpufeed.sources.inputs import Files
 from tpufeed.sources.options import ShardOptions
 from tpufeed.sources.paths import in_utf8, is_hidden
 from tpufeed.sources.source import Folder, Found, Place, chunks_of, listing, read_annotations
 from tpufeed.sources.tars import IMAGES, LARGEST_TEXT, TEXTS, Part, TarSource
-from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.text import format_names
 
@@ -80,9 +78,7 @@ class TextsSource(TarSource):
                 else:
                     yield folder + slash + stem, info.name, info.size_bytes, info.version
 
-        with temporary_folder() as folder, closing(sqlite3.connect(folder / "files", isolation_level=None)) as database:
-            database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; BEGIN;")
-            database.execute("CREATE TABLE files(key TEXT, name TEXT, bytes INT, version TEXT)")
+        with temporary_table("files(key TEXT, name TEXT, bytes INT, version TEXT)") as database:
             with listing(), in_utf8():
                 database.executemany("INSERT INTO files VALUES(?, ?, ?, ?)", iter_files())
             if special := len(self._store.special_files):
