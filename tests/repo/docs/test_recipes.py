@@ -19,7 +19,6 @@ from tpufeed.dataset.reader import Dataset
 
 RUNS = {"recipes.md": ""}
 
-IDS = ("/m/01bjv", "/m/0k4j")
 SPLITS = {split: (split,) for split in ("train", "val", "test")}
 TWO = {split: (split,) for split in ("train", "val")}
 DEALT = {"train": None, "val": None}  # any images
@@ -54,7 +53,7 @@ LAYOUTS = {
     "Open Images": Layout(
         layouts.write_open_images,
         "",
-        {"open-images-train": {"train": ("train",)}, "open-images": {"train": ("train",), "validation": ("val",)}},
+        {"open-images": {"train": ("train",), "validation": ("val",)}},
         ("Bus", "Car"),
         boxless=False,
     ),
@@ -126,8 +125,8 @@ def found_in(dataset: Dataset, split: str) -> dict[str, list[tuple[str, list[flo
     return found
 
 
-def expected_of(layout: Layout, names: tuple[str, ...], splits: tuple[str, ...]) -> dict[str, Any]:
-    say = dict(zip(CLASSES, names[-2:] if names else ("", ""), strict=True))
+def expected_of(layout: Layout, splits: tuple[str, ...]) -> dict[str, Any]:
+    say = dict(zip(CLASSES, layout.names[-2:] or ("", ""), strict=True))
     return {
         scene.name: [(say[kind], [float(side) for side in box]) for kind, box in scene.objects]
         for scene in SCENES
@@ -145,15 +144,14 @@ def test_the_commands_for_boxes_run_as_they_stand(name: str, tmp_path: Path) -> 
     for place, splits in layout.made.items():
         dataset = tpufeed.open_dataset(tmp_path / "out" / place)
         assert dataset.manifest.splits.keys() == splits.keys()
-        names = IDS if place == "open-images-train" else layout.names
-        assert tuple(dataset.manifest.class_names or ()) == names
+        assert tuple(dataset.manifest.class_names or ()) == layout.names
         found = {split: found_in(dataset, split) for split in splits}
         if splits is DEALT:
             wanted = ("train", "val") if name.startswith("Global") else tuple(SPLITS)
             assert found["train"].keys().isdisjoint(found["val"])
-            assert found["train"] | found["val"] == expected_of(layout, names, wanted)
+            assert found["train"] | found["val"] == expected_of(layout, wanted)
         else:
-            assert found == {split: expected_of(layout, names, wanted) for split, wanted in splits.items()}
+            assert found == {split: expected_of(layout, wanted) for split, wanted in splits.items()}
         assert not dataset.manifest.rejects
     if name == "COCO":
         (points,) = (spec for spec in dataset.manifest.features if spec.kind == "keypoints")
