@@ -117,7 +117,7 @@ def test_a_profile_is_captured(outputs: dict[str, str], folder: Path) -> None:
 
 
 def test_device_ops_of_jax_and_tensorflow(outputs: dict[str, str]) -> None:
-    told = r"loss \d\.\d+ of images \(16, 224, 224, 3\)\nmean -?\d\.\d+\n"
+    told = r"uint8 \(16, 224, 224, 3\)\nmean -?\d\.\d+\n"
     assert re.fullmatch(told, outputs["device_ops"])
 
 
@@ -149,8 +149,7 @@ def test_torch_in_two_processes(folder: Path) -> None:
 
 def test_builds_that_are_killed_go_on(folder: Path) -> None:
     outputs = [run(command, folder) for command in commands("resume.md")]
-    assert "the same bytes\n" in outputs
-    assert outputs[-1].startswith("sound: 100 records in 4 shards")
+    assert outputs[-1] == "the same bytes\n"
 
 
 def train(folder: Path, number: signal.Signals) -> tuple[list[str], int]:

@@ -35,14 +35,14 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "COCO": Layout(layouts.write_coco, "coco", {"coco": TWO, "coco-val": {"train": ("val",)}, "coco-keypoints": TWO}),
+    "COCO": Layout(layouts.write_coco, "coco", {"coco": TWO, "coco-keypoints": TWO}),
     "COCO in Ultralytics' folders": Layout(layouts.write_ultralytics_coco, "coco", {"coco": TWO}),
     "COCO from Roboflow": Layout(
         layouts.write_roboflow_coco, "roboflow-coco", {"roboflow-coco": SPLITS}, ("vehicles", *CLASSES)
     ),
     "COCO from CVAT": Layout(layouts.write_cvat_coco, "cvat-coco", {"cvat-coco": DEALT}),
     "COCO from Label Studio": Layout(layouts.write_label_studio, "label-studio", {"label-studio": DEALT}),
-    "COCO's outlines as masks": Layout(layouts.write_coco, "coco", {"coco-semantic": TWO, "coco-instances": TWO}),
+    "COCO's outlines as masks": Layout(layouts.write_coco, "coco", {"coco-semantic": TWO}),
     "YOLO": Layout(layouts.write_yolo, "yolo", {"yolo": TWO}),
     "YOLO from Roboflow": Layout(layouts.write_roboflow_yolo, "roboflow-yolo", {"roboflow-yolo": SPLITS}),
     "YOLO from CVAT": Layout(layouts.write_cvat_yolo, "cvat-yolo", {"cvat-yolo": DEALT}),
