@@ -1,4 +1,4 @@
-"""Every command and program of the pages on sharding, caches, reports and gs:// runs, among sources of all kinds."""
+"""Every command and program of the pages on sharding, caches and gs:// runs, among sources of all kinds."""
 
 import csv
 import io
@@ -32,7 +32,6 @@ RUNS = {
     "growing.md": "",
     "cache.md": "",
     "gcs.md": "",
-    "measuring.md": " --report out/",
 }
 
 AUGMENT = """
@@ -277,13 +276,6 @@ def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path
     assert heavy is not None
     assert heavy.ops[1] == {"op": "Custom", "version": "2", "target": "my.augment:heavy"}
     assert not (tmp_path / "out/never").exists()
-
-
-def test_the_commands_for_reports_run_as_they_stand(sources: Path, tmp_path: Path) -> None:
-    tpufeed.shard(sources / "photos", tmp_path / "out/photos", workers=1)
-    run_here([line for line in commands("measuring.md") if " --report out/" in line], tmp_path)
-    for name in ("bench", "doctor"):
-        assert "<svg" in (tmp_path / f"out/{name}.html").read_text()
 
 
 @pytest.fixture
