@@ -35,7 +35,6 @@ UNRUN = (
     ("scaleout.md", r"tpu-vm ssh|^(all|first) ", "only with scripts/test --long: test_tpu_vm.py"),
     ("scaleout.md", "ray start|ray job|--engine|^FROM", "needs several hosts: tests/engines has Ray and Beam"),
     ("which-tpu.md", "scripts/check-tpu", "needs a TPU: test_check_tpu.py runs it with --cpu"),
-    ("containers.md", "TorchTrainer", "only with scripts/test --long: test_containers.py"),
     ("examples/README.md", r"gs://\$?BUCKET|tpu-vm scp", "needs a TPU and a bucket: test_page.py checks the options"),
     ("examples/README.md", "--device-ops", "test_jax.py and test_torch_xla.py run them with fewer epochs"),
 )

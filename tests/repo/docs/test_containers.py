@@ -15,7 +15,8 @@ from tests.repo.docs.pages import ROOT, blocks, commands, make_photos, ran, run,
 from tests.repo.docs.stand_ins import install
 
 RUNS = {"containers.md": ""}
-SLURM, RAY = blocks("containers.md")
+(SLURM,) = blocks("containers.md")
+RAY = (ROOT / "tests/repo/docs/roads/ray_train.py").read_text()
 
 
 @pytest.fixture(scope="module")
