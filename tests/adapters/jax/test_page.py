@@ -19,7 +19,7 @@ def test_the_programs_of_the_page_run_as_they_stand(dataset_url, cache_url, tmp_
     (tmp_path / "flowers").symlink_to(dataset_url)
     (tmp_path / "flowers-224").symlink_to(cache_url)
     programs = blocks("jax.md")
-    assert len(programs) == 5
+    assert len(programs) == 4
     cells = [block for block in blocks("README.md") if "import jax\n" in block]
     assert len(cells) == 1
     set_mesh = "with jax.set_mesh(jax.make_mesh((8,), ('data',))):\n"  # of Explicit axes
