@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -280,36 +279,29 @@ def test_the_commands_for_caches_run_as_they_stand(sources: Path, tmp_path: Path
 
 @pytest.fixture
 def gcs(sources: Path, tmp_path: Path) -> Iterator[GcsServer]:
-    """The server of the page's own command, with the sources in its bucket."""
+    """A server with the sources in its bucket."""
     (tmp_path / "photos").symlink_to(sources / "photos")
     for name in ("photos", "tars", "foreign"):
         made_by_adopt = shutil.ignore_patterns("*.json", "*.npy")
         shutil.copytree(sources / name, tmp_path / "buckets/my-bucket" / name, ignore=made_by_adopt)
     shutil.copy(sources / "flowers.csv", tmp_path / "buckets/my-bucket")
-    command = [sys.executable, *shlex.split(server_command())[1:]]
+    command = [sys.executable, "-m", "tests.gcs_server", "--folder", "buckets", "--latency-ms", "1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip().removeprefix("export STORAGE_EMULATOR_HOST=")
         yield GcsServer.attach(url)
-        ran(server_command())
         process.terminate()
-
-
-def server_command() -> str:
-    (command,) = (line for line in commands("gcs.md") if line.startswith("python -m tests.gcs_server"))
-    return command
 
 
 def test_the_commands_for_gcs_run_as_they_stand(
     gcs: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gcs.configure(latency_ms=1)
     for name, value in gcs.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TPUFEED_PROCESSES", "0")
     monkeypatch.chdir(tmp_path)
-    lines = [line for line in commands("gcs.md") if line != server_command()]
+    lines = commands("gcs.md")
     (billed,) = (line for line in lines if line.startswith("TPUFEED_GCS_USER_PROJECT="))
     (last,) = (line for line in lines if line.startswith("rm "))
     own = [line for line in lines if line not in (billed, last)]

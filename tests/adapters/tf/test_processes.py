@@ -79,7 +79,7 @@ def programs_of_pages(folder):
     programs = blocks("tfdata.md")
     (trainer,) = (code for code in programs if "service=" in code)
     rest = [code for code in programs if code != trainer]
-    assert len(rest) == 4
+    assert len(rest) == 3
     (folder / "program.py").write_text("\n".join(rest))
     (folder / "trainer.py").write_text(trainer)
     (folder / "service.py").write_text(SERVICE)

@@ -31,7 +31,6 @@ RUNS = {
     "xla.md": "",
     "security.md": "^tpufeed ",
     "kaggle.md": "torch_xla.launch",
-    "measuring.md": "torch_xla.debug.profiler",
 }
 PROJECT_SCRIPTS = ("./scripts/", "pip install")  # run by CI itself, and by .venv's installation
 TOLD = 143
@@ -76,7 +75,6 @@ def outputs(folder: Path) -> dict[str, str]:
     programs |= {name: blocks(f"{name}.md") for name in ("torch", "loaders")}
     programs["device_ops"] = blocks("device_ops.md")
     programs["resume"] = blocks("resume.md")[:2]
-    programs["capture"] = [code for code in blocks("measuring.md") if "torch_xla.debug.profiler" in code]
     assert len(blocks("README.md")) == 3  # that for JAX runs with docs/jax.md
     for name in ("keras", "torch_xla"):
         (code,) = (code for code in blocks("README.md") if f"import {name}\n" in code)
@@ -109,11 +107,6 @@ def test_torch(outputs: dict[str, str]) -> None:
 
 def test_torch_xla_on_one_device(outputs: dict[str, str]) -> None:
     assert outputs["xla"].count("after 9 steps") == 2
-
-
-def test_a_profile_is_captured(outputs: dict[str, str], folder: Path) -> None:
-    assert "capture" in outputs
-    assert list(folder.glob("profile/plugins/profile/*/*.xplane.pb"))
 
 
 def test_device_ops_of_jax_and_tensorflow(outputs: dict[str, str]) -> None:
