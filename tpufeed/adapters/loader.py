@@ -69,8 +69,9 @@ class Loader(Feed):
             docs/device_ops.md says which ops there are, and how near their pixels are to those of the host.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
             width, filename, text, or the name of a feature. For a mixture also source, the number of the sample's
-            dataset. By default ("image", "label"), or images alone if the dataset has no labels. None: a dict of image,
-            label and sample. Without image, no image is decoded and no op is needed.
+            dataset. By default ("image", "label"), or images alone if the dataset has no labels. One name gives the
+            column itself, not a tuple. None: a dict of image, label and sample. Without image, no image is decoded and
+            no op is needed.
         shuffle: False reads in the dataset's own order.
         seed: seed of the order and of the ops.
         remainder: what happens to a last batch that is not full on every rank: "drop" drops it, "pad" pads it and adds
