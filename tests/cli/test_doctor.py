@@ -38,7 +38,7 @@ def place(photo_folder, dataset_url, cache_url, tmp_path_factory):
 
 
 def test_the_page_has_commands():
-    assert len(COMMANDS) == 7
+    assert len(COMMANDS) == 6
     assert all(command.startswith("tpufeed doctor ") for command in COMMANDS)
 
 

@@ -17,7 +17,6 @@ from tpufeed.tfrecord.example import Feature
 RUNS = {"kaggle.md": r"\A(?![\s\S]*(import jax|torch_xla))"}
 STAND_INS = {
     "kaggle_datasets": "class KaggleDatasets:\n    def get_gcs_path(self, name):\n        return name\n",
-    "kaggle_secrets": "class UserSecretsClient:\n    def get_secret(self, name):\n        return '{}'\n",
 }
 
 
