@@ -207,7 +207,7 @@ def test_the_commands_of_the_first_page_are_those_that_the_readme_is_tested_by()
     readme = (ROOT / "README.md").read_text().splitlines()
     blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
-    assert len(commands) == 4
+    assert len(commands) == 2
     assert [line for line in commands if line not in readme] == []
 
 
