@@ -20,12 +20,12 @@ from tests.gcs_server import GcsServer
 from tests.quick_xla import QUICK
 from tests.repo.docs.environments import build_wheel, make_image
 from tests.repo.docs.gcloud import FLAGS
-from tests.repo.docs.pages import ROOT, SHORT, blocks, commands, make_photos, run_program, text_of
+from tests.repo.docs.pages import ROOT, SHORT, blocks, make_photos, run_program, text_of
 
 RUNS = {"scaleout.md": "RayEngine"}
 
 PAGE = text_of("tpu-vm.md")
-LOOK = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="tail -n 3 train.log"'
+LOOK = 'vm --command="tail -n 3 train.log"'
 # One looks when the training is through.
 LOOK_LATER = (
     "timeout 300 grep -q '^epoch 10 of 10' <(tail --pid=$$ -s 0.2 -F -n +1 ../state/vms/*/train.log 2>/dev/null)\n"
@@ -125,9 +125,9 @@ def test_from_the_first_line_to_the_last(machine: Machine) -> None:
 
 def test_a_queued_vm(machine: Machine) -> None:
     make_photos(machine.home, 5, "32x24")
-    others = r"tpu-vm (create|delete|ssh|scp) |^exit$|^source |^tpufeed "
+    others = r"tpu-vm (create|delete|scp) |^vm( |$)|^exit$|^source |^tpufeed "
     text = "".join(lines(others))
-    reached = 'gcloud compute tpus tpu-vm ssh $TPU_NAME --zone=$ZONE --command="pwd"\n'
+    reached = 'vm --command="pwd"\n'
     first, last, rest = text.partition("gcloud storage rm")
     printed = machine.type(first + reached + last + rest)
     assert "state: ACTIVE" in printed
@@ -136,9 +136,8 @@ def test_a_queued_vm(machine: Machine) -> None:
 
 
 def test_no_verb_is_known_that_the_page_does_not_use() -> None:
-    used = [line.removeprefix("gcloud ") for line in commands("tpu-vm.md") if line.startswith("gcloud ")]
-    inline = re.findall(r"`gcloud (.*?)`", PAGE)
-    assert [verb for verb in FLAGS if not any(line.startswith(verb) for line in (*used, *inline))] == []
+    used = re.findall(r"gcloud (.*)", PAGE)
+    assert [verb for verb in FLAGS if not any(line.startswith(verb) for line in used)] == []
 
 
 def pod_lines() -> str:
