@@ -31,6 +31,7 @@ from tpufeed.images.pipeline import Pipeline
 from tpufeed.measure.contact_sheet import make_contact_sheet
 from tpufeed.measure.doctor import examine
 from tpufeed.measure.pixel_stats import measure_pixels
+from tpufeed.stream.columns import DEVICE_NUMBERS
 
 CHAINS = [
     [],
@@ -159,9 +160,30 @@ def test_device_ops_give_all_frames_the_same_numbers(clips):
     difference = np.abs(made.astype(int) - here)
     assert difference.max() <= 3
     assert difference.mean() < 0.5
-    for op in (MixUp(), CutMix()):
-        with pytest.raises(OptionError, match=f"{type(op).__name__} mixes single images"):
-            iter(read(clips, ops=[Resize((24, 24))], device_ops=[op], columns="default"))
+
+
+@pytest.mark.parametrize("op", [MixUp(), CutMix()], ids=str)
+def test_all_frames_of_a_clip_are_mixed_alike(clips, op):
+    given = {"ops": [Resize((24, 24))], "columns": ["image", "label"]}
+    images, _ = next(iter(read(clips, **given)))
+    mixed, labels = next(iter(read(clips, device_ops=[op], **given)))
+    assert labels.shape == (4, 2)
+    for row, (clip, numbers) in enumerate(zip(mixed, numbers_of(clips, op, **given), strict=True)):
+        own, other = images[row].astype(float), images[row ^ 1].astype(float)
+        if isinstance(op, MixUp):
+            wanted = np.rint(own * numbers[0] + other * (1 - numbers[0]))
+        else:
+            top, left, bottom, right = map(int, numbers[1:])
+            wanted = own.copy()
+            wanted[:, top:bottom, left:right] = other[:, top:bottom, left:right]
+        assert not np.array_equal(clip, images[row])
+        assert np.abs(clip - wanted).max() <= int(isinstance(op, MixUp))
+
+
+def numbers_of(clips, op, **given):
+    """What is drawn for the clips of the first batch."""
+    with read(clips, device_ops=[op], **given) as loader:
+        return next(loader.stream.iterate(as_dict=True, on_device=True))[DEVICE_NUMBERS]
 
 
 def test_grows_by_its_frames_alone(tmp_path):

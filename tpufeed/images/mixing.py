@@ -34,7 +34,7 @@ class MixingOp(SameSizeOp):
 
     @abstractmethod
     def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
-        """Return `x` mixed with its neighbours `others` by `numbers`: images, or masks if the op does not blend."""
+        """Return `x` mixed with its neighbours `others` by `numbers`: images, clips, or masks if nothing blends."""
 
 
 def beta_of(draws: npt.NDArray[np.float64], alpha: float) -> npt.NDArray[np.float64]:

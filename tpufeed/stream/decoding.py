@@ -286,8 +286,6 @@ def _plan_device_ops(
         coefficients = of_quality(size, cache.quality)
     image_ops, mixing = DeviceOps(ops[:first], size, coefficients, pixels.frame), None
     if first < len(ops):
-        if pixels.frames:
-            raise OptionError(f"{type(ops[first]).__name__} mixes single images, and these are clips: leave it out")
         mixing = _plan_mixing(plan, ops[first:], image_ops.out_size, len(manifest.class_names))
     device_ops = BatchOps(image_ops, mixing, pixels)
     # Draws of an op depend on its place among all ops.
@@ -347,7 +345,7 @@ def _plan_mixing(plan: Decoding, ops: Sequence[Op], size: tuple[int, int], named
                 f"{blends or name} cannot mix the column {column!r}, which would no longer fit the "
                 "images: leave it out of columns=" + (f", or {blends} out" if isinstance(each, Mask) else "")
             )
-    return Mixing(mixing, size, classes, others, masks, plan.pixels)
+    return Mixing(mixing, size, classes, others, masks, plan.pixels.frame)
 
 
 def _cut_at(plan: Decoding, custom: Custom) -> JointPipeline | None:

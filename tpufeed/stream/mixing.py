@@ -23,7 +23,7 @@ class Mixing:
         classes: number of classes.
         others: names of the columns of further images.
         masks: names of the columns of masks and depth, if no op blends.
-        pixel_format: that of the images. Further images are 8-bit RGB.
+        pixel_format: that of the images, or of the frames of clips. Further images are 8-bit RGB.
 
     Attributes:
         ops: `ops`.
@@ -58,8 +58,8 @@ class Mixing:
 
         Args:
             columns: the columns of a batch, maybe traced, with an even number of rows: images (batch, *size, channels),
-                masks (batch, *size). Labels as ids (batch,), or float32 (batch, classes). An id that is not a class
-                becomes a row of zeros.
+                clips (batch, frames, *size, channels), masks (batch, *size). Labels as ids (batch,), or float32
+                (batch, classes). An id that is not a class becomes a row of zeros.
             parameters: from `parameters`, float32 (batch, width).
             arrays: functions of their framework.
         """

@@ -16,8 +16,8 @@ class CutMix(MixingOp):
     """Paste a box of its neighbour into each image, and mix labels by the area (Yun et al. 2019, arXiv:1905.04899).
 
     Neighbours are those of `MixUp`. The box has one minus a share from Beta(alpha, alpha) of the area, around a uniform
-    centre. The part of it beyond the image is cut off, and labels are mixed by what remains. Further images, masks and
-    depth get the same box. Boxes and keypoints are refused.
+    centre. The part of it beyond the image is cut off, and labels are mixed by what remains. Further images, frames of
+    a clip, masks and depth get the same box. Boxes and keypoints are refused.
 
     Attributes:
         alpha: above 0. 1 is uniform.
@@ -43,5 +43,7 @@ class CutMix(MixingOp):
         return np.concatenate(((1 - area / (size[0] * size[1]))[:, None], box), 1)
 
     def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
-        inside = within_boxes(x.shape[1:3], [p[:, number, None, None] for number in range(1, 5)], x, arrays)
-        return arrays.where(inside[..., None] if len(x.shape) == 4 else inside, others, x)
+        axes, box = len(x.shape), [p[:, number, None, None] for number in range(1, 5)]
+        inside = within_boxes(x.shape[2:4] if axes == 5 else x.shape[1:3], box, x, arrays)
+        inside = inside[:, None] if axes == 5 else inside  # one box for all frames
+        return arrays.where(inside if axes == 3 else inside[..., None], others, x)

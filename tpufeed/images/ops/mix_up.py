@@ -16,7 +16,7 @@ class MixUp(MixingOp):
     """Blend each image with its neighbour, and their labels by the same share (Zhang et al. 2018, arXiv:1710.09412).
 
     Rows 0 and 1 of a batch are neighbours, 2 and 3, and so on. Each image keeps another share, drawn from
-    Beta(alpha, alpha) by its sample and epoch. Further images of a sample are blended likewise. Masks cannot be.
+    Beta(alpha, alpha) by its sample and epoch. Further images and frames of a clip are blended likewise. Masks cannot.
 
     Attributes:
         alpha: above 0. 0.2 is usual for ImageNet, and 1 is uniform.
@@ -35,6 +35,6 @@ class MixUp(MixingOp):
         return np.where(draws[:, :1] < self.p, beta_of(draws[:, 1:], self.alpha), 1.0)
 
     def mix(self, x: Any, others: Any, p: Any, arrays: Arrays) -> Any:
-        share = p[:, 0, None, None, None]
+        share = arrays.reshape(p[:, 0], (-1, *[1] * (len(x.shape) - 1)))  # one for all frames of a clip
         blend = x * share + others * (1 - share)
         return blend if arrays.pixels.most is None else arrays.round(blend)
