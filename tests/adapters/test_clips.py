@@ -9,16 +9,17 @@ import tpufeed
 from tests.clips import make_clips
 from tests.frameworks import lazy
 from tpufeed.errors import OptionError
-from tpufeed.images import CenterCrop, HorizontalFlip, RandomResizedCrop, Resize
+from tpufeed.images import CenterCrop, CutMix, HorizontalFlip, MixUp, RandomResizedCrop, Resize
 
-torch, tf = lazy("torch"), lazy("tensorflow")
+jax, torch, tf = lazy("jax"), lazy("torch"), lazy("tensorflow")
 OPS = [RandomResizedCrop(24), HorizontalFlip()]
 FEEDS = {
     "torch": lambda loader: loader.to_torch(),
     "torch device": lambda loader: loader.to_device("cpu"),
-    "jax": lambda loader: loader.to_jax(),
+    "jax": lambda loader: loader.to_jax(jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])),  # pairs on each
     "torch_xla": lambda loader: loader.to_xla(),
     "tensorflow": lambda loader: loader.to_tf(),
+    "tensorflow step": lambda loader: loader.to_tf(finish=False).map(tf.function(loader.finish, jit_compile=True)),
     "keras": lambda loader: loader.to_keras(),
 }
 EACH = [pytest.param(name, marks=pytest.mark.uses(name.split()[0])) for name in FEEDS if name != "torch_xla"]
@@ -45,15 +46,16 @@ def check_batches(name, loader):
 
 
 def check_device_ops(name, loader):
-    ops = {"ops": [Resize((40, 56))], "device_ops": OPS}
-    found, here = first(name, loader(**ops)), next(iter(loader(**ops)))[0]
-    assert found.shape == here.shape == (8, 4, 24, 24, 3)
-    assert np.abs(found.astype(int) - here).max() <= 2
+    for mixing in ([], [MixUp()], [CutMix()]):
+        ops = {"ops": [Resize((40, 56))], "device_ops": [*OPS, *mixing]}
+        found, here = first(name, loader(**ops)), next(iter(loader(**ops)))[0]
+        assert found.shape == here.shape == (8, 4, 24, 24, 3)
+        assert np.abs(found.astype(int) - here).max() <= 2
     whole = {"ops": [Resize((40, 56))], "device_ops": [CenterCrop(20)]}  # without numbers
     assert np.array_equal(first(name, loader(**whole)), next(iter(loader(**whole)))[0])
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", [each for each in EACH if "step" not in each.values[0]])
 def test_batches_are_those_of_the_loader(name, loader):
     check_batches(name, loader)
 

@@ -34,7 +34,7 @@ from tpufeed.images import (
     VerticalFlip,
 )
 from tpufeed.images.coefficients import Coefficients, quality_tables
-from tpufeed.images.device import DeviceOps
+from tpufeed.images.device import DeviceOps, product_of_parts
 from tpufeed.images.ops.color_jitter import shift_hue, shift_hue_on_device
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.images.protocols import Window
@@ -45,8 +45,11 @@ from tpufeed.stream.mixing import BatchOps
 JAX = lazy("tpufeed.adapters.jax.arrays:ARRAYS")
 TF = lazy("tpufeed.adapters.tf.arrays:ARRAYS")
 TORCH = lazy("tpufeed.adapters.torch.arrays:ARRAYS")
+TF_UPPER = lazy("tpufeed.adapters.tf.arrays:upper")
+TORCH_UPPER = lazy("tpufeed.adapters.torch.arrays:upper")
 
 jax = lazy("jax")
+ml_dtypes = lazy("ml_dtypes")
 jnp = lazy("jax.numpy")
 tf = lazy("tensorflow")
 torch = lazy("torch")
@@ -233,6 +236,26 @@ def test_windows_by_products_of_bfloat16_are_at_most_two_levels_off(op):
     rounded = replace(ARRAYS, product=product)
     apart = most_apart([op], make_images(SIZE, noise=None), lambda *given: by_torch(*given, rounded))
     assert apart <= (0 if isinstance(op, RandomCrop) else 2)
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.uses(name)) for name in ("torch", "tensorflow")])
+def test_products_of_bfloat16_keep_all_bits_if_their_parts_are_multiplied(name):
+    """Of uint16 and of float32, as torch_xla and TensorFlow multiply on a TPU."""
+    from_numpy, upper = {"torch": (torch.from_numpy, TORCH_UPPER), "tensorflow": (tf.constant, TF_UPPER)}[name]
+
+    def product(x, y):
+        return x.astype(ml_dtypes.bfloat16).astype(np.float32) @ y.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    random = np.random.default_rng(0)
+    weights = random.dirichlet(np.ones(30), 40).astype(np.float32)
+    for values in (random.integers(0, 65536, (30, 20)), random.normal(0, 1e30, (30, 20)), np.full((30, 20), -3.4e38)):
+        pixels = values.astype(np.float32)
+        exact = weights.astype(float) @ pixels
+        found = product_of_parts(product, lambda x: upper(from_numpy(x)).numpy(), weights, pixels)
+        most = np.abs(weights).astype(float) @ np.abs(pixels)
+        assert np.abs((found - exact) / most).max() < 1e-6
+        assert not np.abs((product(weights, pixels) - exact) / most).max() < 1e-4  # infinite of the last
 
 
 @pytest.mark.all

@@ -57,22 +57,39 @@ class Arrays:
     least: Callable[[Any], Any]  # the minimum of each plane, (batch, 1, 1)
     most: Callable[[Any], Any]
     layout: Literal["NCHW", "NHWC"]  # that models of the framework expect
+    exact_product: Callable[[Any, Any], Any]  # of matrices, at all bits of each number, for more than 8 bits
     # In a kernel, whose image may take its own way: calls the change of its number, and repeats a change.
     branch: Callable[[Any, Mapping[int, Callable[[], Planes]], Planes], Planes] | None = None
     repeat: Callable[[int, Callable[[Any, Planes], Planes], Planes], Planes] | None = None
     # Runs `DeviceOps` on images and parameters in a kernel of the framework. None: by the functions above.
     kernel: "Callable[[DeviceOps, Any, Any], Any] | None" = None
-    # Multiplies matrices of float32 with all bits. None: `DeviceOps` are for 8 bits.
-    exact_product: Callable[[Any, Any], Any] | None = None
     pixels: PixelFormat = RGB8  # of the images
 
     def of(self, pixels: PixelFormat) -> "Arrays":
-        """Return the functions for images of a pixel format. Raises OptionError if the framework has none for it."""
+        """Return the functions for images of a pixel format."""
         if pixels == RGB8:
             return self
-        if self.exact_product is None:
-            raise OptionError(f"device_ops are for 8-bit RGB in this framework, and the images are {pixels}: use ops")
         return replace(self, pixels=pixels, product=self.exact_product, kernel=None)
+
+
+def product_of_parts(product: Callable[[Any, Any], Any], upper: Callable[[Any], Any], x: Any, y: Any) -> Any:
+    """Return the product of matrices of float32 at all bits, on a device that multiplies bfloat16 or TF32.
+
+    A number is the sum of three parts with 8 bits, which both types hold. The smallest products are left out.
+
+    Args:
+        product: multiplies matrices.
+        upper: clears the last 16 bits of each number. A cast to bfloat16 and back does not: XLA leaves that out.
+    """
+
+    def parts(values: Any) -> tuple[Any, Any, Any]:
+        high = upper(values)
+        middle = upper(values - high)
+        return high, middle, values - high - middle
+
+    (a, b, c), (d, e, f) = parts(x), parts(y)
+    low = product(a, f) + product(b, e) + product(c, d)
+    return low + (product(a, e) + product(b, d)) + product(a, d)
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,6 +293,9 @@ def test_batches_keep_their_form_and_what_is_no_tensor_stays(found):
         "no tensor": ("tuple", ["x", "y"]),
         "subclass": ("tuple", [label, image]),
         "transposed": ("xla", "Tensor", "torch.int64", [[0, 3], [1, 4], [2, 5]]),
+        "unsigned": {
+            each: ("xla", "Tensor", f"torch.{each}", [0, 1, 60000]) for each in ("uint16", "uint32", "uint64")
+        },
     }
 
 
@@ -313,8 +316,6 @@ def test_leaving_a_source_that_is_stuck_does_not_hang(found):
         ("options", "'batch_size'"),
         ("queue", "device_prefetch"),
         ("sharding", "SPMD"),
-        ("16 bits", "uint16"),
-        ("ops of bands", "uint8 of 4 channels"),
     ],
 )
 def test_what_cannot_be_taken_is_refused(found, case, message):
@@ -377,6 +378,12 @@ def test_coefficients_are_split_by_rows_as_the_images_made_of_them(spmd):
     found = spmd["cases"]["coefficients"]
     assert (found["error"], found["specs"]) == (None, [*BY_ROWS, "{replicated}"])
     assert found["shards"] == [[2] * 4, [2] * 4, [8] * 4]
+
+
+def test_unsigned_integers_are_split_as_their_spec_says(spmd):
+    found = spmd["cases"]["unsigned"]
+    assert (found["error"], found["specs"], found["batches"]) == (None, BY_ROWS[:1], [[sum(range(65000, 65512))]])
+    assert found["shards"] == [[2] * 4]
 
 
 def test_a_mesh_of_two_axes_copies_the_parts_of_images_and_leaves_vectors_whole(spmd, sums):

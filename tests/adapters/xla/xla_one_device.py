@@ -12,7 +12,6 @@ import logging
 import os
 import pickle
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -30,7 +29,6 @@ import tpufeed
 from tpufeed.adapters import device
 from tpufeed.adapters.xla import runtime as xla_runtime
 from tpufeed.errors import OptionError
-from tpufeed.images import CenterCrop, HorizontalFlip
 from tpufeed.stream.rank_check import EpochSpec
 
 Pair = collections.namedtuple("Pair", "image label")
@@ -94,6 +92,9 @@ class Fails:
         return number(samples[0])
 
 
+UNSIGNED = "uint16", "uint32", "uint64"
+
+
 def forms():
     """Batches of every form, and what comes out: types, devices and values."""
     image, label = torch.arange(6).reshape(2, 3), np.array([1.5, 2.5], np.float32)
@@ -109,6 +110,7 @@ def forms():
         "no tensor": ("x", "y"),
         "subclass": (torch.nn.Parameter(torch.from_numpy(label)), image),
         "transposed": image.t(),
+        "unsigned": {each: torch.tensor([0, 1, 60000]).to(getattr(torch, each)) for each in UNSIGNED},
     }
 
     def shown(value):
@@ -166,16 +168,6 @@ def states_of_others():
         return plain.state_dict(), str(error)
 
 
-def bands(dtype):
-    """A dataset of four channels."""
-    folder = Path(tempfile.mkdtemp())
-    (folder / "raw/a").mkdir(parents=True)
-    np.save(folder / "raw/a/0.npy", np.zeros((8, 8, 4), dtype))
-    images = tpufeed.Images(pixels="keep")
-    tpufeed.shard(folder / "raw", folder / "set", images=images, workers=1, progress=False)
-    return folder / "set"
-
-
 def refused(cache):
     """What device_loader and to_xla say to what they cannot take."""
     given = {
@@ -185,10 +177,6 @@ def refused(cache):
         "options": lambda: tpufeed.device_loader([number(1)], "xla", batch_size=3),
         "queue": lambda: tpufeed.Loader(cache).to_xla(device_prefetch=0),
         "sharding": lambda: next(iter(tpufeed.device_loader([number(1)], "xla", sharding={}))),
-        "16 bits": lambda: tpufeed.Loader(bands("uint16")).to_xla(),
-        "ops of bands": lambda: tpufeed.Loader(
-            bands("uint8"), ops=[CenterCrop(8)], device_ops=[HorizontalFlip()], batch_size=1
-        ).to_xla(),
     }
     found = {}
     for name, make in given.items():

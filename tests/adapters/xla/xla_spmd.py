@@ -67,6 +67,7 @@ def main(cache, coded):
     copied, rows = spmd.ShardingSpec(square, ROWS), spmd.ShardingSpec(square, ROWS[:1])
     three = {"image": images, "label": each, "sample": None}
     given = {"columns": COLUMNS, "batch_size": 8, "shuffle": False}
+    unsigned = torch.arange(65000, 65512).to(torch.uint16).reshape(8, 8, 8, 1)
     host = DataLoader(tpufeed.TFRecordImages(cache), batch_size=8, drop_last=True)
     cases = {
         "dict": iterate(cache, sharding=three, **given),
@@ -79,6 +80,7 @@ def main(cache, coded):
         "device ops, one for all": iterate(cache, sharding=images, device_ops=[HorizontalFlip(p=1.0)], **given),
         "coefficients": iterate(coded, sharding=three, device_ops=[HorizontalFlip(p=1.0)], **given),
         "a DataLoader": iterate(host, sharding={"image": images, "label": each}),
+        "unsigned": iterate([[unsigned]], sharding={"image": images}),
         "two axes": iterate(cache, sharding=copied, **given),
         "two axes, each": iterate(cache, sharding={"image": copied, "label": rows, "sample": None}, **given),
         "two axes, minibatch": iterate(cache, sharding=spmd.ShardingSpec(square, ROWS, minibatch=True), **given),

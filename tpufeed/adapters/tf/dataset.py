@@ -69,11 +69,8 @@ def tf_feed(
         import tensorflow as tf
     except ImportError as error:
         raise MissingExtraError("TensorFlow", "tf") from error
-    from tpufeed.adapters.tf.arrays import ARRAYS
     from tpufeed.adapters.tf.stream import HandedEpoch, stream_dataset
 
-    if not finish and stream.device_ops is not None:
-        ARRAYS.of(stream.device_ops.ops.pixels)  # raises for formats that TensorFlow would round
     if tf.inside_function():
         raise OptionError(
             "to_tf was called within a tf.function, or a function of another tf.data.Dataset; call it before, and keep "

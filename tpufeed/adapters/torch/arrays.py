@@ -2,10 +2,13 @@
 
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
-from tpufeed.images.device import Arrays
+from tpufeed.images.device import Arrays, product_of_parts
+
+_HAVE_DOUBLES = ("cpu", "cuda")  # Apple's devices have none
 
 
 def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -13,6 +16,17 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     kind = x.device.type
     with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
         return torch.matmul(x, y)
+
+
+def upper(x: torch.Tensor) -> torch.Tensor:
+    """Clear the last 16 bits of float32."""
+    return (x.view(torch.int32) & -(1 << 16)).view(torch.float32)
+
+
+def _exact_product(x: torch.Tensor, y: torch.Tensor) -> Any:
+    if x.device.type in _HAVE_DOUBLES:  # a training may have allowed TF32
+        return torch.matmul(x.double(), y.double()).float()
+    return product_of_parts(_product, upper, x, y)
 
 
 ARRAYS = Arrays(
@@ -36,5 +50,5 @@ ARRAYS = Arrays(
     least=partial(torch.amin, dim=(-2, -1), keepdim=True),
     most=partial(torch.amax, dim=(-2, -1), keepdim=True),
     layout="NCHW",
-    exact_product=lambda x, y: torch.matmul(x.double(), y.double()).float(),  # a training may have allowed TF32
+    exact_product=_exact_product,
 )

@@ -219,20 +219,20 @@ def to_torch(batch: Any) -> Any:
             return leaf.detach().as_subclass(torch.Tensor)
         return leaf
 
-    return _map_leaves(batch, convert)
+    return map_leaves(batch, convert)
 
 
 def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """Return the batch with its tensors changed, at any depth."""
-    return _map_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+    return map_leaves(batch, lambda leaf: change(leaf) if isinstance(leaf, torch.Tensor) else leaf)
 
 
-def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return `value` with every leaf changed. Any mapping becomes a dict."""
     if isinstance(value, Mapping):
-        return {key: _map_leaves(part, change) for key, part in value.items()}
+        return {key: map_leaves(part, change) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        return like(value, [_map_leaves(part, change) for part in value])
+        return like(value, [map_leaves(part, change) for part in value])
     return change(value)
 
 

@@ -1,7 +1,8 @@
 """torch_xla: batches on XLA devices ahead of need, after all ranks have compared their epochs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tpufeed.adapters.xla import runtime
@@ -13,12 +14,15 @@ from tpufeed.errors import LoaderError, OptionError
 from tpufeed.adapters.device import DeviceFeed, Exchange, Transfer
 from tpufeed.adapters.feed import Feed
 from tpufeed.adapters.foreign import ForeignStream
-from tpufeed.adapters.torch.arrays import ARRAYS
-from tpufeed.adapters.torch.loader import Undivided, like, map_tensors, to_torch
-from tpufeed.images.pixel_format import RGB8
+from tpufeed.adapters.torch import arrays
+from tpufeed.adapters.torch.loader import Undivided, like, map_leaves, map_tensors, to_torch
+from tpufeed.images.device import product_of_parts
 from tpufeed.stream.columns import DEVICE_NUMBERS, IMAGE
 from tpufeed.stream.host import HostStream
 from tpufeed.stream.rank_check import EpochSpec
+
+# A TPU rounds the numbers that it multiplies to bfloat16, and torch_xla cannot forbid that for some products only.
+ARRAYS = replace(arrays.ARRAYS, exact_product=partial(product_of_parts, arrays.ARRAYS.product, runtime.upper))
 
 
 class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
@@ -38,15 +42,6 @@ class XlaFeed(Undivided, DeviceFeed, Feed, runtime.MpDeviceLoader):
                 "device_loader takes a loader on the host that can be iterated again and again, such as a torch "
                 f"DataLoader, not {type(source).__name__}"
             )
-        sources = stream.sources if isinstance(stream, HostStream) else ()
-        if deep := next((each.label for each in sources if each.dataset.manifest.pixels.dtype == "uint16"), None):
-            raise OptionError(
-                f"{deep}: its images are uint16, which torch_xla turns into int16: read them by to_jax(), to_torch() "
-                "or to_tf(), or shard them as float32"
-            )
-        if isinstance(stream, HostStream) and stream.device_ops and stream.device_ops.ops.pixels != RGB8:
-            found = stream.device_ops.ops.pixels
-            raise OptionError(f"to_xla() runs device_ops of 8-bit RGB, and the images are {found}: put them in ops")
         DeviceFeed.__init__(self, stream, device_prefetch)
         runtime.MpDeviceLoader.__init__(self, source, device)
         self.shardings = None if sharding is None else Shardings(sharding)
@@ -160,6 +155,7 @@ class _XlaTransfer(Transfer):
 
     def receive(self, sent: Any) -> Any:
         """Return the batch for the training loop. Device ops are traced here, to be compiled with the step."""
+        sent = map_leaves(sent, lambda leaf: leaf.tensor() if isinstance(leaf, runtime.Unsigned) else leaf)
         if self.ours is None:
             return sent
         columns = self.ours.run_device_ops(sent, ARRAYS)

@@ -4,6 +4,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tpufeed.dataset.order import World
@@ -23,7 +24,7 @@ try:
     import torch_xla
     from torch import distributed
     from torch_xla import runtime
-    from torch_xla.core import xla_model
+    from torch_xla.core import xla_builder, xla_model, xla_op_registry
     from torch_xla.debug import profiler
     from torch_xla.distributed import parallel_loader
     from torch_xla.distributed.spmd import ShardingSpec
@@ -34,6 +35,7 @@ _LOGGER = logging.getLogger(__name__)
 
 MpDeviceLoader = parallel_loader.MpDeviceLoader
 
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _SPEC_BYTES = 4096  # always this many: torch_xla compiles the exchange once, and ranks with other sizes would hang
 
 # State of the module, as ranks that are threads share nothing else. It is empty except during an exchange.
@@ -78,10 +80,37 @@ def exchange(spec: EpochSpec, world: World) -> Sequence[EpochSpec]:
 
 
 def send(tensor: Any, device: Any, spec: Any) -> Any:
-    """Return a tensor of the host on the device, or over the devices of a `ShardingSpec`."""
+    """Return a tensor of the host on the device, or over the devices of a `ShardingSpec`. It may be an `Unsigned`."""
     transfer: Any = xla_model.send_cpu_data_to_device  # its annotation is wrong
     with torch.no_grad():
-        return transfer([tensor], device, spec)[0]
+        sent = transfer([tensor], device, spec)[0]
+    return Unsigned(sent, tensor.dtype, spec) if tensor.dtype in _UNSIGNED else sent
+
+
+@dataclass(frozen=True, slots=True)
+class Unsigned:
+    """A tensor that was sent, with the right bits, but with a signed type: torch_xla 2.9 sends no others."""
+
+    sent: Any
+    dtype: Any
+    spec: Any
+
+    def tensor(self) -> Any:
+        """Return the tensor in its type. Call this where steps are traced, as it is a part of the next one."""
+        tensor = self.sent.to(self.dtype)
+        if self.spec is not None:
+            self.spec.apply(tensor)
+        return tensor
+
+
+def _upper(numbers: Any) -> Any:
+    """Clear the last 16 bits of float32. torch_xla's own `view` to another type takes tensors to the host."""
+    types = xla_builder.Type
+    kept: Any = xla_builder.Op.scalar(numbers.builder(), -(1 << 16), dtype=types.S32)
+    return (numbers.bitcast(types.S32) & kept).bitcast(types.F32)
+
+
+upper: Any = xla_op_registry.register("tpufeed_upper", _upper)
 
 
 def end_step() -> None:
