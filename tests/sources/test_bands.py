@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import closing
 
 import cv2
 import numpy as np
@@ -10,12 +11,15 @@ import tifffile
 
 import tpufeed
 from tests.sharding.outputs import rejects_of, samples_of
+from tpufeed.builds.item import ImageRef, Item
 from tpufeed.errors import OptionError
 from tpufeed.sources.bands import iter_scenes
+from tpufeed.sources.inputs import Files, iter_read
 from tpufeed.storage.store import ObjectInfo
 
 KEEP = tpufeed.Images(pixels="keep")
 BANDS = "B08,B02,B03"
+REFS = tuple(ImageRef(f"c0/tile0_{name}.tif", 1, "1") for name in ("B02", "B03"))
 
 
 def band(number, name, dtype="uint16"):
@@ -68,8 +72,23 @@ def test_the_name_of_a_band_stands_alone():
     assert found["LC.TIF"] == ["LC_B02.TIF"]
     assert found["scene.tif"] == ["B02.tif"]
     assert "x/readme.txt" in found
-    assert found["B02.tif"] == []  # of B1/B02_B1.tif, without the other band
+    assert found["B1/B02.tif"] == []  # of B1/B02_B1.tif, without the other band
     assert [note for note in notes if "1 image " in note and "LC_B10.TIF" in note]
+
+
+def test_only_the_last_name_of_a_band_is_cut():
+    """A class or a scene may have the name of a band in its own: `B1` of this test is also a class."""
+    names = "B1/t_B1.tif", "B1/t_B02.tif", "of B02/x/t_B1.tif", "of B02/x/t_B02.tif", "y/-B1.tif", "y/-B02.tif"
+    found, notes = scenes(*names)
+    assert found == {"B1/t.tif": [names[1]], "of B02/x/t.tif": [names[3]], "y/scene.tif": [names[5]]}
+    assert not notes
+
+
+def test_a_band_that_changes_is_told_by_its_file(tmp_path):
+    raw = write(tmp_path / "raw", count=2)
+    with closing(iter_read(Files(str(raw)), [Item("c0/t.tif", 1, "1", file="c0/tile0_B08.tif", images=REFS)])) as read:
+        ((_, found),) = read
+    assert str(found).startswith("c0/tile0_B08.tif: ")
 
 
 def test_8_bit_bands_become_rgb(tmp_path):
@@ -140,6 +159,13 @@ def test_a_growing_dataset_knows_all_files_of_an_image(tmp_path):
     tifffile.imwrite(raw / "c0/tile0_B03.tif", band(7, "B03"))
     tifffile.imwrite(raw / "c0/tile0_B08.tif", band(0, "B08"))
     assert tpufeed.append(raw, tmp_path / "d", workers=1, progress=False).added == 1
+
+
+def test_a_growing_dataset_sees_that_one_file_of_an_image_has_changed(tmp_path):
+    raw = write(tmp_path / "raw", count=4)
+    shard(raw, tmp_path / "d")
+    tifffile.imwrite(raw / "c1/tile1_B03.tif", band(7, "B03"))
+    assert [tpufeed.append(raw, tmp_path / "d", workers=1, progress=False).added for _ in range(2)] == [1, 0]
 
 
 @pytest.mark.parametrize(("bands", "channels"), [("4,3,2", [3, 2, 1]), ([1, 1], [0, 0]), ("5", [4])])

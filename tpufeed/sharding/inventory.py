@@ -36,7 +36,7 @@ from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, u
 from tpufeed.sharding.standing import Growth, StandingDataset
 from tpufeed.sources.boxes import FORMATS, mark_boxes
 from tpufeed.sources.columns import BadValue, ColumnTypes, Declared, as_text, encode_values, long_as_text
-from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
+from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of, version_of
 from tpufeed.sources.kinds import find_source
 from tpufeed.sources.labels import (
     Classes,
@@ -153,7 +153,7 @@ class Inventory:
                     boxes = (learnt.values or {}).get(contents.boxes)
                     first_box = f"{boxes[0]} in {learnt.path}" if boxes else ""
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
-                lines.append(to_line(learnt, options.seed, shares, base, _group_of(item, held_by)))
+                lines.append(to_line(learnt, options, shares, base, _group_of(item, held_by)))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 16)})", lines)
             if source.splits:
                 splits.update(str(item.split) for item in chunk)
@@ -652,7 +652,7 @@ def _group_of(item: Item, columns: Sequence[str]) -> str | None:
 
 
 def to_line(
-    item: Item, seed: int, shares: dict[str, float] | None, base: str | None, held: str | None = None
+    item: Item, options: ShardOptions, shares: dict[str, float] | None, base: str | None, held: str | None = None
 ) -> tuple[Any, ...]:
     """Return a line of the database, with the encoded item at its end. Raises SourceError if a text is not UTF-8.
 
@@ -689,13 +689,15 @@ def to_line(
         split = split_of(path if held is None else held, shares)
     return (
         # An external sort of ten million names by this digest gives the same order.
-        hashlib.blake2b(f"{seed}\0{item.group or item.path}".encode(), digest_size=16, person=b"order").digest(),
+        hashlib.blake2b(
+            f"{options.seed}\0{item.group or item.path}".encode(), digest_size=16, person=b"order"
+        ).digest(),
         split,
         path_bytes + len(values),
         item.bytes + sum(image.bytes for image in item.images),
         item.path,
         item.bytes,
-        item.version,
+        version_of(item, options.image_files),
         None if labels is not None else label,
         item.file,
         item.offset,

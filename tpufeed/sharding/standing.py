@@ -23,7 +23,7 @@ from tpufeed.dataset.schema import OWN_NAMES, FeatureSpec
 from tpufeed.errors import ImageError, ObjectNotFoundError, OptionError, url_identity
 from tpufeed.sources.boxes import FlipPairs
 from tpufeed.sources.columns import Declared
-from tpufeed.sources.inputs import Files, iter_certain
+from tpufeed.sources.inputs import Files, iter_certain, version_of
 from tpufeed.sources.paths import file_of_row
 from tpufeed.storage.reading import read_certain
 from tpufeed.storage.store import Store, open_store
@@ -130,8 +130,11 @@ class StandingDataset:
         ]
 
 
-def iter_known(store: Store, base: str) -> Iterator[Known]:
-    """Yield all inputs of a part of a dataset, rejects included. `base` is the base of the new source."""
+def iter_known(store: Store, base: str, files: int) -> Iterator[Known]:
+    """Yield all inputs of a part of a dataset, rejects included. `base` is the base of the new source.
+
+    An image is in as many `files`.
+    """
     try:
         plan = read_plan(store)
     except ObjectNotFoundError:
@@ -159,7 +162,7 @@ def iter_known(store: Store, base: str) -> Iterator[Known]:
             item.path,
             file_of_row(item.path) if item.file else "",
             None if item.row is not None else item.bytes,
-            item.version if same_place else None,
+            version_of(item, files) if same_place else None,
             None if digest == UNREAD else digest,
             outcome,
             None if is_taken else fate_of(item, header.class_names, header.options, header.tool_version),
@@ -185,7 +188,7 @@ class Growth:
         An image is in as many `files`.
         """
         self._standing, self._database, self._query, self._base = standing, database, database.execute, base
-        self._others = files - 1
+        self._files = files
         self.skipped, self.compared_by_size, self.renewed, self.rejected_before = 0, 0, 0, 0
         self.corrected, self.first_corrected = 0, ""
 
@@ -239,7 +242,8 @@ class Growth:
             "digest BLOB, outcome INT, fate TEXT, said BLOB);"
         )
         for _, store in self._standing.parts:
-            self._database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?,?)", iter_known(store, self._base))
+            lines = iter_known(store, self._base, self._files)
+            self._database.executemany("INSERT INTO known VALUES(?,?,?,?,?,?,?,?)", lines)
         self._query("CREATE INDEX known_path ON known(path)")
 
     def _find_moved_rows(self) -> None:
@@ -352,7 +356,9 @@ class Growth:
         while lines := self._query(statement, (last, _AT_ONCE)).fetchall():
             # Only the image's own files: neither masks nor columns.
             items = (decode_item(line) for _, line in lines)
-            inputs = [msgspec.structs.replace(item, images=item.images[: self._others], problem=None) for item in items]
+            inputs = [
+                msgspec.structs.replace(item, images=item.images[: self._files - 1], problem=None) for item in items
+            ]
             with closing(iter_certain(files, inputs)) as read:
                 found = [
                     (row, image_digest(b"".join(data)))

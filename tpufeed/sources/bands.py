@@ -62,8 +62,8 @@ def iter_scenes(
     """Yield files that are no images as they are, then the scenes of the images.
 
     No letter or digit is right before or after the name of a band: `tile_B02.tif`, `tile/B02.tif` and `B02/tile.tif`
-    are of the scene `tile.tif`. If there are several names, the last one counts. The list is in a temporary
-    file, so that a million scenes take no memory.
+    are of the scene `tile.tif`. If there are several names, the last one counts, and the others stay. The list is in
+    a temporary file, so that a million scenes take no memory.
 
     Args:
         files: all files of a folder, in any order.
@@ -84,10 +84,14 @@ def iter_scenes(
             elif (found := last.match(info.name)) is None:
                 others, first = others + 1, first or info.name
             else:
-                # With what joins it to the rest of the name: what follows in `B02/tile`, else what precedes.
-                ways = (r"(?:^|(?<=/)){}[_\- /]", r"[^A-Za-z0-9/]{}(?![A-Za-z0-9])", r"(?:^|/){}(?![A-Za-z0-9_\- /])")
-                scene = re.sub("|".join(ways).replace("{}", re.escape(found[1])), "", info.name)
-                scene = f"scene{scene}" if scene.startswith(".") else scene
+                before, after = info.name[: found.start(1)], info.name[found.end(1) :]
+                if before.endswith("/") or not before:  # what joins it to the rest is cut, too
+                    joined = after.startswith(("_", "-", " ", "/"))
+                    before, after = (before, after[1:]) if joined else (before[:-1], after)
+                else:
+                    before = before[:-1]
+                is_bare = after[0] == "." and f"/{before}".endswith("/")
+                scene = f"{before}scene{after}" if is_bare else f"{before}{after}"
                 line = scene, bands.index(found[1]), info.name, info.size_bytes, info.version
                 with in_utf8():
                     database.execute("INSERT INTO files VALUES(?, ?, ?, ?, ?)", line)

@@ -37,6 +37,12 @@ def files_of(item: Item) -> tuple[ImageRef, ...]:
     return (image, *item.images)
 
 
+def version_of(item: Item, files: int) -> str:
+    """Return the version of an image in so many files: equal means unchanged. Empty if a file has none."""
+    versions = [file.version for file in files_of(item)[:files]]
+    return "\n".join(versions) if all(versions) else ""
+
+
 def place_of(image: ImageRef) -> str:
     """Return the identity of an image's place: its file, and for a row of Parquet also the row."""
     return image.file if image.row is None else f"parquet:{name_row(image.file, image.row, image.leaf)}"
@@ -231,5 +237,6 @@ def _check(item: Item, stores: Sequence[Store], data: Sequence[bytes | StoreErro
         else:
             sound.append(part)
             continue
-        return ImageError(reason, f"{place_of(file)}: {wrong}" if sound else wrong)  # the first is `path`, or in it
+        # `path` says the first one, or what that is in, unless an image has several.
+        return ImageError(reason, f"{place_of(file)}: {wrong}" if sound or (item.images and item.file) else wrong)
     return sound
