@@ -47,6 +47,15 @@ def coded(codec, syntax, array=STORED, **options):
     return file.getvalue()
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_pydicom_overlooks_is_not_printed():
+    scan = pydicom.dcmread(io.BytesIO(dicom(SpecificCharacterSet="ISO_IR 100")))
+    scan.PixelData += bytes(100)
+    file = io.BytesIO()
+    scan.save_as(file)
+    assert np.array_equal(read_kept(file.getvalue()).load()[..., 0], STORED)
+
+
 SIGNED = STORED.astype(np.int16) - 2048
 BYTES = (STORED >> 4).astype(np.uint8)
 WHOLE = STORED.astype(int)

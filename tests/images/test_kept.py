@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import zipfile
+import zlib
 
 import cv2
 import numpy as np
@@ -184,6 +185,23 @@ def test_a_crop_touches_only_its_part():
     assert origin == (4, 0)
     assert np.array_equal(part, array[4:, :7])
     assert part.flags.aligned
+
+
+def test_decoders_print_nothing(tmp_path):
+    extra = b"\0\0\0\1pHYs\0" + zlib.crc32(b"pHYs\0").to_bytes(4, "big")
+    data = png(draw((9, 8), "uint16"))
+    (tmp_path / "odd.png").write_bytes(data[:33] + extra + data[33:])
+    tag = (42113, "s", 0, "nan", True)
+    (tmp_path / "odd.tif").write_bytes(tiff(draw((9, 8), "uint16"), extratags=[tag]))
+    script = """
+import pathlib
+from tpufeed.images.kept import read_kept
+for name in ("odd.png", "odd.tif"):
+    print(read_kept(pathlib.Path(name).read_bytes()).load().shape)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=True, cwd=tmp_path, timeout=120, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(9, 8, 1)\n" * 2, "")
 
 
 @pytest.mark.parametrize("module", ["tifffile", "imagecodecs"])

@@ -30,7 +30,15 @@ from tpufeed.images.header import (
 from tpufeed.images.modern import MODERN, load_modern
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite, to_baseline
 from tpufeed.images.tensors import NPY_START, npy_image, npy_part
-from tpufeed.images.unwritten import PNG_SCALES, check_ccitt, check_png_rows, iter_jpegs, load_whole, one_pixel_of
+from tpufeed.images.unwritten import (
+    PNG_SCALES,
+    check_ccitt,
+    check_png_rows,
+    iter_jpegs,
+    load_whole,
+    one_pixel_of,
+    plain_png_of,
+)
 
 _LINE_BYTES = 32  # of AVX2's stores
 _DCT_HEAD = 12  # bytes of a DCT image that tell its size
@@ -309,12 +317,21 @@ def _load(image: Image.Image, data: bytes | memoryview) -> Image.Image:
     return image
 
 
-def _transparent_where(image: Image.Image, data: bytes, colour: tuple[int, ...]) -> Image.Image:
-    """Return an image in RGBA whose pixels of a colour of 16 bits are transparent: Pillow has only the upper 8."""
-    samples = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+def decode_png(data: bytes) -> Pixels:
+    """Return the samples of a PNG as they are, of shape (height, width), or (height, width, 3 or 4) as BGR or BGRA.
+
+    Raises:
+        ImageError: unreadable.
+    """
+    samples = cv2.imdecode(np.frombuffer(plain_png_of(data), np.uint8), cv2.IMREAD_UNCHANGED)
     if samples is None:
         raise ImageError("unreadable", "the PNG does not decode by libpng")
-    is_clear = (samples[..., 2::-1] == colour).all(2)
+    return samples
+
+
+def _transparent_where(image: Image.Image, data: bytes, colour: tuple[int, ...]) -> Image.Image:
+    """Return an image in RGBA whose pixels of a colour of 16 bits are transparent: Pillow has only the upper 8."""
+    is_clear = (decode_png(data)[..., 2::-1] == colour).all(2)
     result = image.convert("RGB")
     del result.info["transparency"]
     result.putalpha(Image.fromarray(np.where(is_clear, np.uint8(0), np.uint8(255))))

@@ -6,6 +6,7 @@ The type of the values follows from the header alone, so that all images of one 
 import importlib
 import io
 import struct
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,8 @@ def read_dicom(data: bytes) -> tuple[ImageHeader, str, Callable[[], Pixels]]:
     except ImportError as error:
         raise MissingExtraError("pydicom", "dicom") from error
     try:
-        file: Any = pydicom.dcmread(io.BytesIO(data))
+        with warnings.catch_warnings(action="ignore"):  # pydicom prints what it overlooks, once per file
+            file: Any = pydicom.dcmread(io.BytesIO(data))
         kind, syntax = str(file.get("PhotometricInterpretation", "")), file.file_meta.TransferSyntaxUID
         refused = _refuse(file, kind)
         if not refused:
@@ -74,7 +76,8 @@ def read_dicom(data: bytes) -> tuple[ImageHeader, str, Callable[[], Pixels]]:
 
     def load() -> Pixels:
         try:
-            values: Pixels = file.pixel_array if decode is None else decode(_frame_of(file.PixelData, shape))
+            with warnings.catch_warnings(action="ignore"):
+                values: Pixels = file.pixel_array if decode is None else decode(_frame_of(file.PixelData, shape))
             if values.shape != (shape if shape[2] > 1 else shape[:2]):
                 raise ValueError(f"its pixels have the shape {values.shape}, and its header says {shape}")
         except MemoryError:

@@ -26,8 +26,9 @@ from tpufeed.images.modern import MODERN, read_modern, sniff_modern
 from tpufeed.images.tensors import NPY_START, read_npy_header
 from tpufeed.images.unwritten import check_segments
 
-# Our error has what Pillow logs here. Without a handler Python would print the log to stderr, once per file.
-logging.getLogger("PIL.TiffImagePlugin").addHandler(logging.NullHandler())
+# Our errors have what matters of their logs. Without a handler Python would print these to stderr, once per file.
+for _name in ("PIL.TiffImagePlugin", "tifffile"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy", "dicom"]
 MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack

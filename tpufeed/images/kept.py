@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import cv2
 import numpy as np
 
 from tpufeed.errors import ImageError, MissingExtraError
-from tpufeed.images.decoding import Pixels, decode_stored
+from tpufeed.images.decoding import Pixels, decode_png, decode_stored
 from tpufeed.images.dicom import read_dicom
 from tpufeed.images.header import DICOM_MARK, MAX_PIXELS, ImageHeader, read_header, sniff
 from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, PixelFormat
@@ -152,10 +151,7 @@ def _read_png(data: bytes) -> Kept | None:
 
     def load() -> Pixels:
         check_png_rows(data)
-        found = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
-        if found is None:
-            raise ImageError("unreadable", "the PNG does not decode by libpng")
-        return np.ascontiguousarray(np.atleast_3d(found)[..., order])
+        return np.ascontiguousarray(np.atleast_3d(decode_png(data))[..., order])
 
     return _kept("png", (header.height, header.width, len(order)), np.dtype(f"u{depth // 8}"), load, header)
 

@@ -93,6 +93,12 @@ def one_pixel_of(data: bytes) -> bytes:
     return b"".join((data[:8], header, data[33:first], pixel, data[last:]))
 
 
+def plain_png_of(data: bytes) -> bytes:
+    """Return a copy of a PNG without what is not needed for its samples: libpng prints what is wrong with the rest."""
+    chunks = _iter_chunks(memoryview(data))
+    return data[:8] + b"".join(data[start:stop] for kind, start, stop in chunks if not kind[0] & 0x20)
+
+
 def _png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
