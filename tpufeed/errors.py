@@ -339,6 +339,10 @@ class ImageError(TpufeedError, ValueError):
         """Survive pickling: Exception would only restore the message."""
         return type(self), (self.reason, str(self))
 
+    def at(self, place: str) -> "ImageError":
+        """Return the error with its place: a file, frame or column."""
+        return ImageError(self.reason, f"{place}: {self}")
+
 
 class OpError(TpufeedError, RuntimeError):
     """An op raised, returned something other than an image of its input's shape, or is not deterministic."""

@@ -12,7 +12,6 @@ from tpufeed.errors import ImageError
 from tpufeed.images.decoding import decode
 from tpufeed.images.frames import choose_frames, read_frames
 from tpufeed.images.header import read_header
-from tpufeed.images.kept import read_kept
 from tpufeed.images.policy import Images, store_image
 
 tifffile = lazy("tifffile")
@@ -67,8 +66,7 @@ def test_frames_of_sixteen_bits_keep_them(tmp_path):
 
 
 def rows_of(frames):
-    for file in frames:
-        kept = read_kept(file)
+    for kept in frames:
         assert (kept.header.odd, kept.header.orientation) == (("exif",), 6)
         yield kept.load()
 

@@ -15,8 +15,8 @@ from PIL import Image
 from tests.frameworks import need
 from tpufeed.errors import ImageError
 from tpufeed.images import tensors
-from tpufeed.images.kept import read_kept
-from tpufeed.images.pixel_format import PixelFormat
+from tpufeed.images.kept import read_bands, read_kept
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.policy import Images, store_image
 
 KEEP = Images(pixels="keep")
@@ -176,6 +176,61 @@ def test_policy_for_nan(nan):
     assert image.levels == (1, 4)
     found = tensors.npy_view(image.data)[..., 0]
     assert np.array_equal(found, array if nan == "keep" else np.array([[1, 0], [0, 4]]), equal_nan=True)
+
+
+LACKING = {
+    "-9999": ("float32", -9999, "-9999"),
+    "nan": ("float32", np.nan, "nan"),
+    "the least float": ("float32", np.finfo("float32").min, "-3.4028234663852886e+38"),
+    "65535": ("uint16", 65535, "65535.0 "),
+    "0": ("uint8", 0, "0"),
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_nodata_values_are_masked_or_kept(name):
+    dtype, value, text = LACKING[name]
+    array = draw((9, 8, 4), dtype) + np.ones((), dtype)
+    array[:3, :2, 1] = array[5, 6] = value
+    data = tiff(array, planarconfig="contig", extratags=[(42113, "s", 0, text, True), (274, "H", 1, 3, True)])
+    array = array[::-1, ::-1]
+    empty = (np.isnan(array) if name == "nan" else array == value).any(2)
+    image = store_image(data, Images(pixels="keep", nodata="mask"), pixels=PixelFormat(dtype, 4))
+    assert np.array_equal(image.nodata, empty)
+    assert np.array_equal(tensors.npy_view(image.data), np.where(empty[..., None], 0, array))
+    assert image.odd == ("exif", "nodata, masked")
+    assert image.levels == (array[~empty].min(), array[~empty].max())
+    image = store_image(data, Images(pixels="keep", nan="keep"), pixels=PixelFormat(dtype, 4))
+    assert np.array_equal(tensors.npy_view(image.data), array, equal_nan=dtype == "float32")
+    assert image.nodata is None
+    assert "nodata" in image.odd
+
+
+@pytest.mark.parametrize(("text", "dtype"), [("-9999", "uint16"), ("none", "uint16"), (None, "float32")])
+def test_no_value_is_a_nodata_value(text, dtype):
+    tags = [] if text is None else [(42113, "s", 0, text, True)]
+    data = tiff(draw((9, 8), dtype), extratags=tags)
+    image = store_image(data, Images(pixels="keep", nodata="mask"), pixels=PixelFormat(dtype, 1))
+    assert not image.nodata.any()
+    assert not image.odd
+
+
+def test_nodata_of_8_bit_tiff_and_of_bands():
+    array, tag = draw((9, 8, 3), "uint8") + np.uint8(1), (42113, "s", 0, "0", True)
+    array[:2] = 0
+    mask = Images(pixels="keep", nodata="mask")
+    data = tiff(array, photometric="rgb", extratags=[tag])
+    for image in (store_image(data, mask), store_image(b"", mask, "", RGB8, read_bands([("x", data)], [3, 1, 2]))):
+        assert image.nodata[:2].all()
+        assert not image.nodata[2:].any()
+        assert image.format == "png"
+    bands = [tiff(array[..., 0], extratags=[tag]), tiff(array[..., 1]), tiff(array[::-1, :, 2], extratags=[tag])]
+    image = store_image(b"", mask, "", RGB8, read_bands([("x", band) for band in bands]))
+    assert image.nodata[[0, 1, 7, 8]].all()
+    assert not image.nodata[2:7].any()
+    palette = np.zeros((3, 256), np.uint16)
+    with pytest.raises(ImageError, match="palette"):
+        store_image(tiff(array[..., 0], photometric="palette", colormap=palette, extratags=[tag]), mask)
 
 
 def test_a_crop_touches_only_its_part():

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tifffile
 from typer.testing import CliRunner
 
 import tpufeed
@@ -52,6 +53,23 @@ def test_info_prints_them_and_the_call(made):
     assert "to_device_float(images, mean=[" in text
     facts = json.loads(CliRunner().invoke(app, ["info", str(url), "--stats", "--json"]).stdout)
     assert len(facts["channels"]) == made[1].shape[1]
+
+
+def test_pixels_without_data_are_left_out(tmp_path):
+    (tmp_path / "raw").mkdir()
+    array = np.random.default_rng(0).normal(50, 9, (20, 30, 2)).astype(np.float32)
+    array[:4, :, 0] = array[:, :3, 1] = -9999
+    tag = 42113, "s", 0, "-9999", True
+    options = {"photometric": "minisblack", "planarconfig": "contig", "extratags": [tag]}
+    tifffile.imwrite(tmp_path / "raw/0.tif", array, **options)
+    for nodata in ("keep", "mask"):
+        policy, url = tpufeed.Images(pixels="keep", nodata=nodata), tmp_path / nodata
+        tpufeed.shard(tmp_path / "raw", url, images=policy, label="none", workers=1, progress=False)
+        said = CliRunner().invoke(app, ["info", str(url), "--stats"]).stdout
+        assert {"keep": "counted: the nodata values of 1 image", "mask": "out: 168 pixels"}[nodata] in said
+    found = measure_pixels(tpufeed.open_dataset(tmp_path / "mask"), "train")
+    assert np.allclose([each.mean for each in found], array[4:, 3:].mean((0, 1)))
+    assert [each.percentiles[0] for each in found] == list(array[4:, 3:].min((0, 1)))
 
 
 def test_sheet_is_stretched(made):

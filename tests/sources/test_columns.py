@@ -16,7 +16,6 @@ from tpufeed.builds.item import Item
 from tpufeed.errors import SourceError
 from tpufeed.sharding.inventory import to_line
 from tpufeed.sources.columns import ColumnTypes, decode_values, encode_values, flatten
-from tpufeed.sources.options import ShardOptions
 from tpufeed.tfrecord.example import encode_entry
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -54,7 +53,7 @@ def features_of(rows):
     items = [Item("x", 1, "1", values=types.learn(row)[0]) for row in rows]
     schema, listed = (
         types.schema(),
-        [msgspec.msgpack.decode(to_line(item, ShardOptions(), {"train": 1.0}, None)[-1], type=Item) for item in items],
+        [msgspec.msgpack.decode(to_line(item, 0, {"train": 1.0}, None)[-1], type=Item) for item in items],
     )
     stored = [Item("x", 1, "1", columns=encode_values(item.values, schema)) for item in listed]
     through = [msgspec.json.decode(msgspec.json.encode(item), type=Item) for item in stored]

@@ -3,6 +3,7 @@
 import cv2
 import numpy as np
 import pytest
+import tifffile
 
 import tpufeed
 from tests.sharding.outputs import rejects_of
@@ -167,6 +168,48 @@ def test_mixture_of_two_formats_is_refused(bands, once):
     other = once(make, "uint16", 1) / "set"
     with pytest.raises(OptionError, match="uint16"):
         iter(read(tpufeed.Mixture({str(bands): 1, str(other): 1}), ops=[Resize(32), CenterCrop(32)], columns="default"))
+
+
+def write_lacking(folder, count=6, start=0):
+    folder.mkdir(exist_ok=True)
+    for number in range(start, start + count):
+        array = np.maximum(array_of(number, "uint16", 4), 1)
+        array[: number + 9, 3:20, number % 4] = 65535
+        options = {"planarconfig": "contig", "extratags": [(42113, "s", 0, "65535", True)]}
+        tifffile.imwrite(folder / f"{number}.tif", array, photometric="minisblack", **options)
+    return folder
+
+
+def test_the_mask_of_nodata_moves_with_its_image(tmp_path):
+    policy = tpufeed.Images(pixels="keep", nodata="mask")
+    options = {"label": "none", "images": policy, "workers": 1, "progress": False}
+    tpufeed.shard(write_lacking(tmp_path / "raw"), tmp_path / "set", **options)
+    tpufeed.append(write_lacking(tmp_path / "raw", 2, start=6), tmp_path / "set", workers=1, progress=False)
+    tpufeed.cache.warmup(tmp_path / "set", tmp_path / "cache", ops=[CenterCrop(30)], workers=1, progress=False)
+    ops = [RandomCrop(24), HorizontalFlip(), VerticalFlip()]
+    seen = 0
+    for url in (tmp_path / "set", tmp_path / "cache"):
+        for images, masks in read(url, ops=ops, columns=["image", "nodata"]):
+            assert (masks.dtype, masks.shape) == (np.uint8, (4, 24, 24))
+            assert np.array_equal(masks, (images == 0).all(3))
+            assert 0 < masks.mean() < 1
+            seen += len(images)
+    assert seen == 16
+    tpufeed.verify(tmp_path / "set", decode="all")
+
+
+def test_a_mask_of_nodata_that_cannot_be_is_refused_or_told(tmp_path, caplog):
+    write_lacking(tmp_path / "raw", 2)
+    (tmp_path / "t.csv").write_text("path,nodata\nraw/0.tif,3\n")
+    options = {"label": "none", "images": tpufeed.Images(pixels="keep", nodata="mask"), "workers": 1, "progress": False}
+    with pytest.raises(OptionError, match="--rename nodata"):
+        tpufeed.shard(tmp_path / "t.csv", tmp_path / "set", **options)
+    for wrong in ({}, {"pixels": "keep", "frames": 4}):
+        with pytest.raises(OptionError, match="nodata"):
+            tpufeed.Images(nodata="mask", **wrong)
+    write(tmp_path / "others")
+    result = tpufeed.shard(tmp_path / "others", tmp_path / "set", **options)
+    assert any("-a_nodata" in said for said in result.warnings)
 
 
 def test_others_are_rejected_or_the_build_refused(tmp_path):

@@ -29,6 +29,7 @@ POLICIES = {
     "bands": ("drop", "reject"),
     "extension": ("sniff", "reject"),
     "nan": ("reject", "zero", "keep"),
+    "nodata": ("keep", "mask"),
     "damaged": ("mend", "reject"),
 }
 

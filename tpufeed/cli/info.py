@@ -91,6 +91,11 @@ def _print_stats(dataset: "Dataset", split: str, as_json: bool) -> None:
     echo(f"to normalise: to_device_float(images, mean={mean}, std={std})")
     if dropped := sum(of.not_finite for of in found):
         echo(f"left out: {dropped:,} values that are NaN or infinite")
+    if found[0].nodata:
+        echo(f"left out: {found[0].nodata:,} pixels without data, by the mask 'nodata'")
+    elif lacking := dataset.manifest.odd.get("nodata"):
+        images = format_count(lacking, "image")
+        echo(f"counted: the nodata values of {images}. A build with --policy nodata=mask leaves them out")
 
 
 def _print_versions(dataset: "Dataset", as_json: bool) -> None:

@@ -41,7 +41,7 @@ class ClipPipeline(Pipeline):
             try:
                 image = super().run_stored(frame, None, draws, None if out is None else out[number], buffer)
             except ImageError as error:
-                raise ImageError(error.reason, f"frame {number}: {error}") from error
+                raise error.at(f"frame {number}") from error
             made.append(image.copy() if out is None else image)  # it may be a view of `buffer`
         if out is not None:
             return out

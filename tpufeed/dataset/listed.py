@@ -82,6 +82,9 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         flat = (odd or {}).get(DEEP, 0) + (odd or {}).get("bands", 0)
         if flat:
             yield f"pixels: {flat:,} images have more than 8 bits or 3 channels, which --pixels keep would keep"
+        if lacking := (odd or {}).get("nodata"):
+            images = format_count(lacking, "image has", "images have")
+            yield f"nodata: {images} values that their files call no data. --policy nodata=mask masks them"
         if several := (odd or {}).get("animated"):
             images = format_count(several, "image has", "images have")
             yield f"frames: {images} several, of which one is taken. --frames makes clips of them"

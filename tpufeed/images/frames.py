@@ -8,7 +8,7 @@ from PIL import Image
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import open_by_pillow
 from tpufeed.images.header import read_header, sniff
-from tpufeed.images.kept import read_pages
+from tpufeed.images.kept import Kept, read_pages
 
 _MOST_COMPOSED = 1 << 35  # pixels: a frame needs all before it
 _ORIENTATION = 274
@@ -27,8 +27,8 @@ def choose_frames(count: int, frames: int, stride: int | None) -> list[int]:
     return [number * (count - 1) // (frames - 1) if stride is None else number * stride for number in range(frames)]
 
 
-def read_frames(data: bytes, frames: int, stride: int | None, keeps: bool = False) -> list[bytes]:
-    """Return the chosen frames as PNG files, of a TIFF as TIFF files. With `keeps` values stay as they are.
+def read_frames(data: bytes, frames: int, stride: int | None, keeps: bool = False) -> list[bytes] | list[Kept]:
+    """Return the chosen frames as PNG files, of a TIFF as TIFF files, or with `keeps` as images that stay as they are.
 
     Raises:
         ImageError: the file is damaged, or has too few frames.

@@ -8,8 +8,8 @@ import numpy as np
 
 from tpufeed.errors import ImageError
 from tpufeed.images.header import sniff
+from tpufeed.images.kept import NODATA_TAG
 
-_NODATA = 42113  # GDAL's tag
 _CITATIONS = ("PCSCitationGeoKey", "GTCitationGeoKey", "GeogCitationGeoKey")
 _USER_DEFINED, _POINTS = 32767, 2
 
@@ -45,8 +45,8 @@ def read_georeference(data: bytes) -> str:
             if tags.get("GTRasterTypeGeoKey") == _POINTS:  # the middle of a pixel
                 matrix[:, 2] -= matrix[:, :2].sum(1) / 2
             found["transform"] = matrix.ravel().tolist()
-        if _NODATA in page.tags:
-            found["nodata"] = str(page.tags[_NODATA].value).strip(" \0")
+        if NODATA_TAG in page.tags:
+            found["nodata"] = str(page.tags[NODATA_TAG].value).strip(" \0")
     except Exception as error:  # it raises all kinds of errors
         raise ImageError("unreadable", f"the georeference of the TIFF does not parse: {error}") from error
     return json.dumps(found)

@@ -24,6 +24,7 @@ _WITH_ALPHA = (4, 6)  # colour types of PNG
 _PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's channels by colour type
 _MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _PALETTE = 3
+NODATA_TAG = 42113  # of GDAL
 _ZIP_START = b"PK\3\4"
 _MOST_CHUNK_PIXELS = 1 << 26
 _T = TypeVar("_T")
@@ -32,16 +33,18 @@ _T = TypeVar("_T")
 class Kept(NamedTuple):
     """An image that is kept as it is: its header, its format, and what decodes it.
 
-    `load` returns (height, width, channels), not turned. It raises ImageError, or MissingExtraError.
+    `load` returns (height, width, channels), not turned. It raises ImageError, or MissingExtraError. `nodata` has for
+    each channel the value that the file says is no data, or None.
     """
 
     header: ImageHeader
     pixels: PixelFormat
     load: Callable[[], Pixels]
+    nodata: Sequence[float | None] = ()
 
 
-def read_kept(data: bytes) -> Kept | None:
-    """Return the image of a file that is not `RGB8`, or None for one that is.
+def read_kept(data: bytes, has_nodata: bool = False) -> Kept | None:
+    """Return the image of a file that is not `RGB8`, or None for one that is. With `has_nodata` also a TIFF that is.
 
     Raises:
         ImageError: the file is damaged, or its numbers are of another type, or it has too many channels.
@@ -52,22 +55,21 @@ def read_kept(data: bytes) -> Kept | None:
         reader = _read_dicom
     if reader is None and data.startswith(_ZIP_START):
         reader = _read_npz
-    return None if reader is None else reader(data)
+    kept = None if reader is None else reader(data)
+    return _read_any(data) if has_nodata and kept is None and reader is _read_tiff else kept
 
 
-def read_pages(data: bytes, choose: Callable[[int], Sequence[int]]) -> list[bytes] | None:
-    """Return pages of a TIFF as files of their own, or None if the first is `RGB8`. `choose` gets how many there are.
+def read_pages(data: bytes, choose: Callable[[int], Sequence[int]]) -> list[Kept] | None:
+    """Return pages of a TIFF as images, or None if the first is `RGB8`. `choose` gets how many there are.
 
     Raises:
         ImageError: as for an image; or other_pixels: a page is `RGB8`, and the first is not.
         MissingExtraError: a package that decodes it is not installed.
     """
-    if (first := _read_tiff(data)) is None:
+    file = _open_tiff(data)
+    if (first := _read_page(file, 0, len(data))) is None:
         return None
-    import tifffile
-
     try:
-        file = tifffile.TiffFile(io.BytesIO(data))
         count, last, form = len(file.pages), file.pages[-1], file.tiff
         at = last.offset + form.tagnosize + form.tagsize * struct.unpack_from(form.tagnoformat, data, last.offset)[0]
         (following,) = struct.unpack_from(form.offsetformat, data, at)
@@ -75,14 +77,12 @@ def read_pages(data: bytes, choose: Callable[[int], Sequence[int]]) -> list[byte
         raise ImageError("unreadable", f"tifffile does not open the pages of the TIFF: {error}") from error
     if following:  # tifffile finds fewer pages
         raise ImageError("truncated", f"the TIFF ends after page {count}, which says that another one follows")
-    found = list[bytes]()
+    found = list[Kept]()
     for number in choose(count):
-        if (page := _read_tiff(data, number)) is None:
+        if (page := _read_page(file, number, len(data))) is None:
             raise ImageError("other_pixels", f"page {number + 1} is 8-bit grey or RGB, and the first is {first.pixels}")
-        made, turn = io.BytesIO(), (274, "H", 1, page.header.orientation, True)
-        (values, order) = (page.load(), "contig") if page.pixels.channels > 1 else (page.load()[..., 0], None)
-        tifffile.imwrite(made, values, photometric="minisblack", planarconfig=order, extratags=[turn], metadata=None)
-        found.append(made.getvalue())
+        odd = tuple(case for case in page.header.odd if case != "animated")
+        found.append(page._replace(header=replace(page.header, odd=odd)))
     return found
 
 
@@ -104,13 +104,14 @@ def read_bands(files: Sequence[tuple[str, bytes]], numbers: Sequence[int] = ()) 
     if max(numbers) > kept.pixels.channels:
         raise ImageError("bad_bands", f"the image is {kept.pixels}, and --bands asks for band {max(numbers)}")
     wanted, chosen = PixelFormat(kept.pixels.dtype, len(numbers)), [number - 1 for number in numbers]
-    return Kept(kept.header, wanted, lambda: np.ascontiguousarray(kept.load()[..., chosen]))
+    nodata = [kept.nodata[number] for number in chosen] if kept.nodata else ()
+    return Kept(kept.header, wanted, lambda: np.ascontiguousarray(kept.load()[..., chosen]), nodata)
 
 
 def _join(parts: Sequence[tuple[str, Kept]]) -> Kept:
     """Return images of one band as the channels of one image. Raises ImageError, naming their files."""
     names, images = zip(*parts, strict=True)
-    said = [f"{at.width}x{at.height} pixels, {pixels}, orientation {at.orientation}" for at, pixels, _ in images]
+    said = [f"{at.width}x{at.height} pixels, {pixels}, orientation {at.orientation}" for at, pixels, *_ in images]
     for name, image, one in zip(names, images, said, strict=True):
         if image.pixels.channels > 1:
             raise ImageError("bad_bands", f"{name} is {image.pixels}. Expected a file of one band")
@@ -121,8 +122,9 @@ def _join(parts: Sequence[tuple[str, Kept]]) -> Kept:
     def load() -> Pixels:
         return np.concatenate([_of(name, image.load) for name, image in parts], axis=2)
 
-    header = images[0].header
-    return _kept(header.format, (header.height, header.width, len(images)), images[0].pixels.dtype, load, header)
+    header, nodata = images[0].header, [value for image in images for value in image.nodata or (None,)]
+    shape = header.height, header.width, len(images)
+    return _kept(header.format, shape, images[0].pixels.dtype, load, header)._replace(nodata=nodata)
 
 
 def _of(name: str, step: Callable[[], _T]) -> _T:
@@ -130,15 +132,20 @@ def _of(name: str, step: Callable[[], _T]) -> _T:
     try:
         return step()
     except ImageError as error:
-        raise ImageError(error.reason, f"{name}: {error}") from error
+        raise error.at(name) from error
 
 
 def _read_any(data: bytes) -> Kept:
     """Return the image of a file, also of one that is `RGB8`."""
     if (kept := read_kept(data)) is not None:
         return kept
-    header = read_header(data)
-    return Kept(header, PixelFormat("uint8", header.channels), lambda: decode_stored(data, header))
+    header, nodata = read_header(data), tuple[float | None, ...]()
+    if header.format == "tiff":
+        page: Any = _open_tiff(data).pages[0]
+        nodata = (_nodata_of(page),) * header.channels
+        if page.photometric == _PALETTE and nodata[0] is not None:
+            raise ImageError("unsupported", "a TIFF with a palette whose nodata value is the number of a colour")
+    return Kept(header, PixelFormat("uint8", header.channels), lambda: decode_stored(data, header), nodata)
 
 
 def _read_png(data: bytes) -> Kept | None:
@@ -208,13 +215,33 @@ def _of_array(shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels]) ->
     return _kept("npy", shape, dtype, turn, header)
 
 
-def _read_tiff(data: bytes, number: int = 0) -> Kept | None:
+def _open_tiff(data: bytes) -> Any:
+    """Open a TIFF by tifffile, without reading its pixels. Raises ImageError, MissingExtraError."""
     try:
         import tifffile
     except ImportError as error:
         raise MissingExtraError("tifffile", "bands") from error
     try:
-        file = tifffile.TiffFile(io.BytesIO(data))
+        return tifffile.TiffFile(io.BytesIO(data))
+    except Exception as error:  # it raises all kinds of errors
+        raise ImageError("unreadable", f"tifffile does not open the TIFF: {error}") from error
+
+
+def _nodata_of(page: Any) -> float | None:
+    """Return the value that GDAL calls no data. A text that is no number is equal to no value."""
+    try:
+        return float(str(page.tags[NODATA_TAG].value).strip(" \0"))
+    except (KeyError, ValueError):
+        return None
+
+
+def _read_tiff(data: bytes) -> Kept | None:
+    return _read_page(_open_tiff(data), 0, len(data))
+
+
+def _read_page(file: Any, number: int, size: int) -> Kept | None:
+    """Return the image of a page of a TIFF, or None if it is `RGB8`. The file has as many bytes. Raises ImageError."""
+    try:
         page: Any = file.pages[number]
         several, depth = len(file.pages) > 1, page.imagedepth
         (height, width), channels, dtype = (page.imagelength, page.imagewidth), page.samplesperpixel, page.dtype
@@ -226,7 +253,7 @@ def _read_tiff(data: bytes, number: int = 0) -> Kept | None:
         return None  # the old way reads it, or says what is wrong with it
     if depth != 1:
         raise ImageError("unsupported", f"a TIFF of a volume, {depth} pixels deep")
-    if any(not count or start + count > len(data) for start, count in spans):
+    if any(not count or start + count > size for start, count in spans):
         raise ImageError("truncated", "the TIFF ends before its last strip or tile, or leaves some out")
     if chunk > _MOST_CHUNK_PIXELS and chunk > 2 * height * width * channels:
         raise ImageError(
@@ -249,7 +276,8 @@ def _read_tiff(data: bytes, number: int = 0) -> Kept | None:
         return np.ascontiguousarray(found).reshape(height, width, channels)
 
     header = ImageHeader("tiff", width, height, channels, False, turn, odd=odd)
-    return _kept("tiff", (height, width, channels), dtype, load, header)
+    kept = _kept("tiff", (height, width, channels), dtype, load, header)
+    return kept._replace(nodata=(_nodata_of(page),) * channels)
 
 
 def _kept(kind: str, shape: tuple[int, ...], dtype: Any, load: Callable[[], Pixels], header: ImageHeader) -> Kept:

@@ -7,7 +7,7 @@ and three times as fast, because OpenCV runs both in SIMD.
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -41,6 +41,7 @@ _LEAST_OVERSAMPLING = 1.9
 _LEAST_AFTER_MEANS = 3
 _LOBES = 3
 DEEP_BITS = (10, 12, 14)  # that the policy for deep images may name
+NODATA, NODATA_MASKED = "nodata", "nodata, masked"  # odd cases of images that lack values
 _BITS_USED = {bits: f"deep ({bits} bits used)" for bits in range(9, DEEP_BITS[-1] + 1)}
 
 
@@ -91,6 +92,8 @@ class Images:
             say nothing.
         nan: with pixels="keep", what to do with an image that has NaN or infinite values: reject it, make these 0, or
             keep them.
+        nodata: with pixels="keep", what to do with the values that a GeoTIFF says are no data: keep them, or "mask"
+            them. They become 0, and the column "nodata" is a mask that is 1 where a band has none.
         damaged: from a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, remove the bytes that
             strict decoders refuse. With check="header", damage after the first scan's header is not looked for, except
             a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
@@ -120,6 +123,7 @@ class Images:
     bands: Literal["drop", "reject"] = "drop"
     extension: Literal["sniff", "reject"] = "sniff"
     nan: Literal["reject", "zero", "keep"] = "reject"
+    nodata: Literal["keep", "mask"] = "keep"
     damaged: Literal["mend", "reject"] = "mend"
     restart_markers: bool = field(init=False)  # decided once, for the plan: all hosts of a build do the same
 
@@ -129,6 +133,8 @@ class Images:
             raise OptionError(
                 f"pixels='keep' keeps images as they are, and encode={self.encode!r} changes them: leave one out"
             )
+        if self.nodata == "mask" and (self.pixels != "keep" or self.frames is not None):
+            raise OptionError("nodata='mask' is for single images that are kept: pass --pixels keep, and no --frames")
         if self.frame_stride is not None and self.frames is None:
             raise OptionError("frame_stride is for clips. Give frames as well, like frames=16")
         if self.encode == "dct" and not CAN_REWRITE:
@@ -149,8 +155,9 @@ class Images:
 
         Younger options are left out if they have their defaults: datasets from before them can then grow.
         """
-        younger = (("bands", "drop"), ("pixels", "rgb8"), ("nan", "reject"), ("frames", None), ("frame_stride", None))
-        return {name: value for name, value in asdict(self).items() if (name, value) not in younger}
+        younger: dict[str, str | None] = {"bands": "drop", "pixels": "rgb8", "nan": "reject", "nodata": "keep"}
+        younger |= {"frames": None, "frame_stride": None}
+        return {name: value for name, value in asdict(self).items() if (name, value) not in younger.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,7 @@ class StoredImage:
         source: height and width of the file's image, turned as `Images.exif` says, before presizing.
         orientation: EXIF orientation of the file, 1 to 8, whether it was applied or not.
         levels: the least and the greatest value, if it is not `RGB8`.
+        nodata: where the file's image, turned, has no data: 1 in an array (height, width). None if it is not known.
     """
 
     data: bytes
@@ -182,6 +190,7 @@ class StoredImage:
     source: tuple[int, int] = (0, 0)
     orientation: int = 1
     levels: tuple[float, float] | None = None
+    nodata: npt.NDArray[np.uint8] | None = None
 
 
 def store_image(
@@ -202,7 +211,7 @@ def store_image(
             small, which is not the image's fault.
     """
     if policy.pixels == "keep":
-        kept = kept or read_kept(data)
+        kept = kept or read_kept(data, policy.nodata == "mask")
         found = RGB8 if kept is None else kept.pixels
         if found != pixels:
             if kept is None:
@@ -247,13 +256,19 @@ def _store_kept(kept: Kept, policy: Images, name: str) -> StoredImage:
     header, odd = _check(kept.header, policy, name)
     orientation = header.orientation if policy.exif == "apply" else 1
     pixels = turn(kept.load(), orientation)
+    empty = _find_nodata(pixels, kept.nodata)
     values = pixels
+    if empty.any():
+        odd = (*odd, NODATA_MASKED if policy.nodata == "mask" else NODATA)
+        if policy.nodata == "mask":
+            values = pixels[empty == 0]
+            pixels = np.where(empty[..., None], pixels.dtype.type(0), pixels)
     if pixels.dtype.kind == "f" and not (sound := np.isfinite(pixels)).all():
         if policy.nan == "reject":
             why = f"{np.sum(~sound):,} values are NaN or infinite. --policy nan=zero makes them 0"
             raise ImageError("unsupported", why)
         odd = (*odd, "nan")
-        values = pixels[sound]
+        values = values[np.isfinite(values)]
         pixels = np.where(sound, pixels, np.float32(0)) if policy.nan == "zero" else pixels
     size = (pixels.shape[0], pixels.shape[1])
     if policy.presize is not None:
@@ -271,7 +286,17 @@ def _store_kept(kept: Kept, policy: Images, name: str) -> StoredImage:
         source=size,
         orientation=header.orientation,
         levels=(float(values.min()), float(values.max())) if values.size and not is_rgb8 else None,
+        nodata=empty if policy.nodata == "mask" else None,
     )
+
+
+def _find_nodata(pixels: Pixels, nodata: Sequence[float | None]) -> npt.NDArray[np.uint8]:
+    """Return where one of the channels has its nodata value: 1 in an array (height, width)."""
+    found = np.zeros(pixels.shape[:2], np.uint8)
+    for channel, value in enumerate(nodata):
+        if value is not None:
+            found |= np.isnan(pixels[..., channel]) if np.isnan(value) else pixels[..., channel] == value
+    return found
 
 
 def _presize(pixels: Pixels, wanted: tuple[int, int], policy: Images) -> Pixels:

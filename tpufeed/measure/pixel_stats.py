@@ -5,7 +5,7 @@ tables then count the lower bits where a percentile is.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from tpufeed.dataset.clips import pipeline_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import OptionError
 from tpufeed.images.decoding import Pixels
+from tpufeed.images.masks import decode_mask
+from tpufeed.sources.options import NODATA
+from tpufeed.tfrecord.example import decode_arrays
 
 PERCENTILES = (0, 1, 2, 25, 50, 75, 98, 99, 100)
 _BITS = 16
@@ -23,18 +26,20 @@ _VALUES = 1 << _BITS
 
 @dataclass(frozen=True, slots=True)
 class ChannelStats:
-    """Statistics of a channel, without its NaN and infinite values.
+    """Statistics of a channel, without its NaN and infinite values, and without pixels that a mask "nodata" leaves out.
 
     Attributes:
         mean: the mean. `deviation` is the standard deviation.
         percentiles: the largest value that is not above this share, in percent: the least at 0, the greatest at 100.
-        not_finite: number of values left out.
+        not_finite: number of NaN and infinite values.
+        nodata: number of pixels without data.
     """
 
     mean: float
     deviation: float
     percentiles: dict[int, float]
     not_finite: int = 0
+    nodata: int = 0
 
 
 def measure_pixels(dataset: Dataset, split: str) -> list[ChannelStats]:
@@ -48,22 +53,33 @@ def measure_pixels(dataset: Dataset, split: str) -> list[ChannelStats]:
     if not dataset.split(split).records:
         raise OptionError(f"split {split!r} of {dataset.label} has no samples")
     tables = [_Table() for _ in range(pixels.channels)]
-    for image in _iter_images(dataset, split):
+    empty = 0
+    for image, masked in _iter_images(dataset, split):
+        empty += masked
         for channel, table in enumerate(tables):
             table.add(image[..., channel].ravel())
     places = [table.find_places() for table in tables]
     if pixels.dtype == "float32":
-        for image in _iter_images(dataset, split):
+        for image, _ in _iter_images(dataset, split):
             for channel, table in enumerate(tables):
                 table.add_lower(image[..., channel].ravel())
-    return [table.summarise(each) for table, each in zip(tables, places, strict=True)]
+    found = [table.summarise(each) for table, each in zip(tables, places, strict=True)]
+    return [replace(each, nodata=empty) for each in found]
 
 
-def _iter_images(dataset: Dataset, split: str) -> Iterator[Pixels]:
+def _iter_images(dataset: Dataset, split: str) -> Iterator[tuple[Pixels, int]]:
+    """Yield the pixels of each image that have data, (..., channels), and the number of others."""
     manifest, layout = dataset.manifest, dataset.reader(split).layout
     pipeline = pipeline_of(manifest.pixels)((), seed=0, upright=manifest.upright, pixels=manifest.pixels)
+    key = next((spec.key for spec in manifest.features if spec.name == NODATA and spec.kind == "mask"), None)
     for payload in dataset.iter_payloads(split):
-        yield pipeline.run_stored(layout.decode(payload)[0], manifest.tensor_shape, ())
+        image = pipeline.run_stored(layout.decode(payload)[0], manifest.tensor_shape, ())
+        if key is None:
+            yield image, 0
+        else:
+            data: Any = decode_arrays(payload)[key].values[0]
+            empty = decode_mask(data, "mask") > 0
+            yield image[~empty], int(empty.sum())
 
 
 def _keys(values: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:

@@ -36,7 +36,7 @@ from tpufeed.errors import BuildError, OptionError, SourceError, mask_secrets, u
 from tpufeed.sharding.standing import Growth, StandingDataset
 from tpufeed.sources.boxes import FORMATS, mark_boxes
 from tpufeed.sources.columns import BadValue, ColumnTypes, Declared, as_text, encode_values, long_as_text
-from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of, version_of
+from tpufeed.sources.inputs import UNREACHABLE, files_of, place_of
 from tpufeed.sources.kinds import find_source
 from tpufeed.sources.labels import (
     Classes,
@@ -47,7 +47,7 @@ from tpufeed.sources.labels import (
     join_names,
     make_classes,
 )
-from tpufeed.sources.options import GEOREFERENCE, MASKS, ImageColumn, ShardOptions, names_in
+from tpufeed.sources.options import GEOREFERENCE, ShardOptions, names_in
 from tpufeed.sources.outlines import MOST_VALUES
 from tpufeed.sources.paths import file_of_row, identity_of
 from tpufeed.sources.source import NUMBER, Contents, Found, Source, read_size, size_columns
@@ -153,14 +153,13 @@ class Inventory:
                     boxes = (learnt.values or {}).get(contents.boxes)
                     first_box = f"{boxes[0]} in {learnt.path}" if boxes else ""
                 has_outlines = has_outlines or any(each.polygons or each.counts for each in item.outlines)
-                lines.append(to_line(learnt, options, shares, base, _group_of(item, held_by)))
+                lines.append(to_line(learnt, options.seed, shares, base, _group_of(item, held_by)))
             self.database.executemany(f"INSERT INTO inputs VALUES({','.join('?' * 16)})", lines)
             if source.splits:
                 splits.update(str(item.split) for item in chunk)
                 if len(splits) > _MOST_SPLITS:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
-        contents = source.contents.merge(options)
-        taken = labels
+        contents, taken = source.contents.merge(options), labels
         if self.growth is not None:
             self.growth.skip_known()
             self.skipped = self.growth.skipped
@@ -170,6 +169,8 @@ class Inventory:
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         self._find_features(labels, taken, list_lengths, types, contents, source.labels_are_names)
         columns, are_numbers = [spec.name for spec in self.schema], options.label_type == "number"
+        if same := {picture.name for picture in options.made} & {*columns, *(each.name for each in options.pictures)}:
+            raise OptionError(f"the build makes a column {min(same)!r}: --rename {min(same)}=NEW renames the source's")
         groups, said_of_groups = self._look_at_groups(shares) if held_by else ("", ())
         warnings = (
             *found.notes,
@@ -396,8 +397,7 @@ class Inventory:
         )
         if options.names == "kaggle":
             own = kaggle_features(own, len(self.classes.names))
-        drawn = () if options.outlines is None else (ImageColumn(MASKS, "", "mask"),)
-        pictures = (picture.spec for picture in (*options.pictures, *drawn))
+        pictures = (picture.spec for picture in (*options.pictures, *options.made))
         features = (*own, *types.schema(needs_all=standing is None), *pictures)
         is_square = options.images.presize is not None and options.images.presize_mode == "fit"
         are_cut = is_square or options.boxes.outside != "reject"
@@ -652,7 +652,7 @@ def _group_of(item: Item, columns: Sequence[str]) -> str | None:
 
 
 def to_line(
-    item: Item, options: ShardOptions, shares: dict[str, float] | None, base: str | None, held: str | None = None
+    item: Item, seed: int, shares: dict[str, float] | None, base: str | None, held: str | None = None
 ) -> tuple[Any, ...]:
     """Return a line of the database, with the encoded item at its end. Raises SourceError if a text is not UTF-8.
 
@@ -689,15 +689,13 @@ def to_line(
         split = split_of(path if held is None else held, shares)
     return (
         # An external sort of ten million names by this digest gives the same order.
-        hashlib.blake2b(
-            f"{options.seed}\0{item.group or item.path}".encode(), digest_size=16, person=b"order"
-        ).digest(),
+        hashlib.blake2b(f"{seed}\0{item.group or item.path}".encode(), digest_size=16, person=b"order").digest(),
         split,
         path_bytes + len(values),
         item.bytes + sum(image.bytes for image in item.images),
         item.path,
         item.bytes,
-        version_of(item, options.image_files),
+        item.version,
         None if labels is not None else label,
         item.file,
         item.offset,

@@ -31,13 +31,13 @@ from tpufeed.images.header import read_header
 from tpufeed.images.kept import read_kept
 from tpufeed.images.modern import readable_formats
 from tpufeed.images.pixel_format import RGB8, PixelFormat
-from tpufeed.images.policy import DEEP_BITS, bits_used
+from tpufeed.images.policy import DEEP_BITS, NODATA_MASKED, bits_used
 from tpufeed.sharding.inventory import Inventory, take_inventory
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sharding.worker import TINY, TURNED, UNSURE, SampleMaker, ShardContext, read_chosen
 from tpufeed.sources.coco_folders import named_splits
 from tpufeed.sources.inputs import Files, files_of, iter_taken
-from tpufeed.sources.options import ShardOptions
+from tpufeed.sources.options import NODATA, ShardOptions
 from tpufeed.storage.store import open_store
 
 KIND = "shard"
@@ -86,7 +86,8 @@ def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[
     frames, keeps = options.images.frames or msgspec.UNSET, options.images.pixels == "keep"
 
     def look(item: Item, data: Sequence[bytes]) -> None:
-        kept = read_kept(data[0]) if options.bands is None else read_chosen(item, data, options)
+        is_masked = options.images.nodata == "mask"
+        kept = read_kept(data[0], is_masked) if options.bands is None else read_chosen(item, data, options)
         if kept is None:
             read_header(data[0])  # what is no image does not count
         found = msgspec.structs.replace(RGB8 if kept is None else kept.pixels, frames=frames)
@@ -271,6 +272,11 @@ class ShardRecipe(Recipe):
                 f"images{whose} with 16 bits per channel use at most {used} of them, and are scaled from 16: of 256 "
                 f"levels at most {(1 << used - 8) + 1} are left. If their values end at {(1 << bits) - 1:,}, build "
                 f"with --policy deep={bits}"
+            )
+        if images.nodata == "mask" and sizes is not None and NODATA_MASKED not in odd:
+            yield (
+                f"none of the images{whose} has a value that its file says is no data: the column {NODATA!r} is 0 "
+                "everywhere. To say the value of a GeoTIFF: gdal_edit.py -a_nodata 0 FILE"
             )
         if tiny := odd.get(TINY):
             yield (

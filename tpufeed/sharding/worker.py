@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
+import numpy as np
 
 from tpufeed.builds.destination import Reject
 from tpufeed.builds.digests import REJECTED, TAKEN, UNREAD, image_digest
@@ -29,7 +30,7 @@ from tpufeed.images.restart import CAN_REWRITE
 from tpufeed.sources.boxes import BoxMover
 from tpufeed.sources.columns import decode_values
 from tpufeed.sources.inputs import Files, files_of, iter_taken, place_of
-from tpufeed.sources.options import GEOREFERENCE, MASKS, ShardOptions
+from tpufeed.sources.options import GEOREFERENCE, MASKS, NODATA, ShardOptions
 from tpufeed.sources.outlines import MaskDrawer
 from tpufeed.storage.store import ObjectInfo
 from tpufeed.tfrecord.example import Feature, encode_entries
@@ -87,7 +88,8 @@ class SampleMaker:
         self.names = [name.encode() for name in class_names]
         self._options, self._files = options, options.image_files
         outlines, self._policy, self._format = options.outlines, options.images, features[0].pixels or RGB8
-        self._pictures = [spec for spec in features if spec.is_picture and (outlines is None or spec.name != MASKS)]
+        made = {picture.name for picture in options.made}
+        self._pictures = [spec for spec in features if spec.is_picture and spec.name not in made]
         self._columns = [spec for spec in features if spec.name not in OWN_NAMES and not spec.is_picture]
         has_boxes = any(spec.kind in ("boxes", "keypoints") for spec in features)
         self._boxes = BoxMover(features, box_format, options.boxes.outside) if has_boxes else None
@@ -114,10 +116,14 @@ class SampleMaker:
         rest = {FORMAT: Feature("bytes", (image.format.encode(),)), **self.features(item)}
         if self._options.georeference:
             rest[self._options.name_of(GEOREFERENCE)] = Feature("bytes", (read_georeference(data[0]).encode(),))
-        if not self._pictures and self._boxes is None:
+        if not self._pictures and self._boxes is None and self._policy.nodata == "keep":
             return StoredSample(image, rest, len(image.data))
         geometry, size = stored_geometry(image, self._policy), len(image.data)
         odd = tuple[str, ...]()
+        if self._policy.nodata == "mask":
+            empty = np.zeros(image.source, np.uint8) if image.nodata is None else image.nodata
+            mask = encode_mask(geometry.warp(empty, 0), "mask")
+            rest[NODATA], size = Feature("bytes", (mask,)), size + len(mask)
         if self._boxes is not None:
             said, of_source = item.pixels or image.source, geometry
             if item.pixels is not None:
@@ -140,7 +146,7 @@ class SampleMaker:
                 else:
                     stored = store_mask(part, "mask" if spec.kind == "mask" else "depth", geometry)
             except ImageError as error:
-                raise ImageError(error.reason, f"{spec.name!r}, {where}: {error}") from error
+                raise error.at(f"{spec.name!r}, {where}") from error
             rest[spec.name], size = Feature("bytes", (stored,)), size + len(stored)
         return StoredSample(image, rest, size, odd)
 
@@ -152,21 +158,22 @@ class SampleMaker:
             MissingExtraError: a package that keeps its values is not installed.
         """
         policy, pixels = self._policy, self._format.frame
-        files = [place_of(file) for file in files_of(item)]
+        files, frames = [place_of(file) for file in files_of(item)], cast(Sequence[bytes | Kept], data)
         if is_animated := len(data) == 1:
             kind, keeps = sniff(data[0]), policy.pixels == "keep"
-            data = read_frames(data[0], policy.frames or 0, policy.frame_stride, keeps)
-            files = [f"frame {number} of the clip" for number in range(len(data))]
+            frames = read_frames(data[0], policy.frames or 0, policy.frame_stride, keeps)
+            files = [f"frame {number} of the clip" for number in range(len(frames))]
             if kind in ("gif", "webp"):
                 policy = replace(policy, pixels="rgb8")
             if kind == "webp" and policy.encode not in ("png", "webp"):  # as of images that are encoded again
                 policy = replace(policy, encode="jpeg")
         images = list[StoredImage]()
-        for name, part in zip(files, data, strict=True):
+        for name, frame in zip(files, frames, strict=True):
+            part, kept = (b"", frame) if isinstance(frame, Kept) else (frame, None)
             try:
-                image = store_image(part, policy, name, pixels)
+                image = store_image(part, policy, name, pixels, kept)
             except ImageError as error:
-                raise ImageError(error.reason, f"{name}: {error}") from error
+                raise error.at(name) from error
             if "animated" in image.odd:
                 raise ImageError("unsupported", f"{name} was taken for one frame, by its number, and has several")
             images.append(image)

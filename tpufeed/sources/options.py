@@ -25,6 +25,7 @@ Unlabelled = Literal["reject", "keep"]
 _Texts: TypeAlias = Annotated[Mapping[str, str], a_dict("texts", Rule("a text", lambda value: isinstance(value, str)))]
 MASKS = "mask"  # the column that `masks=` or `outlines=` makes
 BOXES, KEYPOINTS = "boxes", "keypoints"  # columns of sources that declare them, or that several columns make
+NODATA = "nodata"  # the mask that `nodata=` makes
 GEOREFERENCE = "georeference"  # the column that `georeference=` makes
 BOX = 4
 _DTYPES: dict[str, DType] = {"image": "uint8", "mask": "uint8", "depth": "int32"}
@@ -160,6 +161,7 @@ class ShardOptions:
     band_numbers: tuple[int, ...] = field(init=False)  # of `bands` within a file, from 1
     image_files: int = field(init=False)  # of an image
     pictures: tuple[ImageColumn, ...] = field(init=False)  # `image_columns` and `masks`
+    made: tuple[ImageColumn, ...] = field(init=False)  # masks that the build makes without files of their own
     sizes_differ: bool = field(init=False)  # records may have other sizes than their files
     warnings: tuple[str, ...] = field(init=False)  # sentences for the user before the build
 
@@ -207,6 +209,7 @@ class ShardOptions:
         sizes_differ = images.presize is not None or images.encode != "keep" or images.greyscale == "rgb"
         # Masks have no files, and images that are kept as they are become .npy.
         sizes_differ = sizes_differ or self.outlines is not None or images.pixels == "keep" or images.frames is not None
+        made = {MASKS: self.outlines is not None, NODATA: images.nodata == "mask"}
         lacks_markers = images.encode in ("keep", "jpeg") and not images.restart_markers
         for name, value in (
             ("size_bytes", size_bytes),
@@ -221,6 +224,7 @@ class ShardOptions:
             ("image_files", images.frames or len(band_names) or 1),
             ("declared", declare(boxes_name, keypoints, columns) if has_marks else tuple(columns)),
             ("pictures", parse_pictures(self.image_columns, self.masks is not None) if has_pictures else ()),
+            ("made", tuple(ImageColumn(name, "", "mask") for name, is_made in made.items() if is_made)),
             ("sizes_differ", sizes_differ),
             ("warnings", (_NO_EXTENSION,) if lacks_markers else ()),
         ):
