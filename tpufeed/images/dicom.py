@@ -14,7 +14,8 @@ import numpy as np
 
 from tpufeed.errors import ImageError, MissingExtraError
 from tpufeed.images.decoding import Pixels
-from tpufeed.images.header import ImageHeader
+from tpufeed.images.header import BOXES, CODESTREAM, ImageHeader
+from tpufeed.images.jpeg2000 import find_codestream, read_size
 
 WINDOW = "window, not applied"  # the odd case of a file with a window for people
 INVERTED = "MONOCHROME1, inverted"  # the odd case of a file whose low values are bright
@@ -26,7 +27,6 @@ _CODECS = {  # of imagecodecs, by the end of the transfer syntax
     **dict.fromkeys(("90", "91", "201", "202", "203"), "jpeg2k"),
 }
 _FRAMES = frozenset((*range(0xC0, 0xD0), 0xF7)) - {0xC4, 0xC8, 0xCC}  # second bytes of markers of frames, also JPEG-LS
-_J2K_START, _BOXES = b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP"
 _KINDS = ("MONOCHROME1", "MONOCHROME2", "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 
 
@@ -103,11 +103,9 @@ def _frame_of(data: bytes, shape: tuple[int, ...]) -> bytes:
     from pydicom.encaps import get_frame
 
     frame = get_frame(data, 0, number_of_frames=1)
-    if frame.startswith(_BOXES):
-        frame = frame[frame.index(_J2K_START) :]
-    if frame.startswith(_J2K_START):
-        across, down, left, top = struct.unpack_from(">4I", frame, 8)
-        size = down - top, across - left
+    if frame.startswith((BOXES, CODESTREAM)):
+        frame = frame[find_codestream(frame) :]
+        size = read_size(frame, 0)
     else:
         at = 2
         while frame[at + 1] not in _FRAMES:

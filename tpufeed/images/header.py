@@ -30,11 +30,12 @@ from tpufeed.images.unwritten import check_segments
 for _name in ("PIL.TiffImagePlugin", "tifffile"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
-Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy", "dicom"]
+Format = Literal["jpeg", "png", "webp", "bmp", "gif", "tiff", "avif", "heic", "jxl", "dct", "npy", "dicom", "jp2"]
 MAX_PIXELS = 178_956_970  # Pillow, too, takes larger images for an attack
 JPEG_START = b"\xff\xd8\xff"
 DCT_START = b"\x89DCT"  # images of caches, see `coefficients`
 DICOM_MARK = b"DICM"  # after 128 bytes of anything
+CODESTREAM, BOXES = b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  "  # of JPEG 2000
 ALL_COEFFICIENTS = b"\0\x3f\0"  # the end of a scan's header in a baseline file
 SEQUENTIAL = frozenset({0xC0, 0xC1})
 _COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # Huffman-coded DCT. Not all decoders support arithmetic or lossless
@@ -98,6 +99,7 @@ _SUFFIXES: dict[str, Format] = {
     "jxl": "jxl",
     "npy": "npy",
     **dict.fromkeys(("dcm", "dicom"), "dicom"),
+    **dict.fromkeys(("jp2", "j2k"), "jp2"),
 }
 
 
@@ -172,7 +174,8 @@ def read_header(data: bytes) -> ImageHeader:
     if image_format is None:
         if not data:
             raise ImageError("zero_bytes", "the file is empty")
-        more = ". It is a DICOM, which --pixels keep reads" if data[128:132] == DICOM_MARK else ""
+        kept = "JPEG 2000" if data.startswith((CODESTREAM, BOXES)) else "DICOM" if data[128:132] == DICOM_MARK else ""
+        more = f". It is a {kept}, which --pixels keep reads" if kept else ""
         raise ImageError("not_an_image", f"no image format that tpufeed reads starts with {data[:8]!r}{more}")
     try:
         if image_format in MODERN:

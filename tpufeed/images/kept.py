@@ -1,4 +1,4 @@
-"""Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, DICOM, and NumPy's .npy and .npz."""
+"""Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, JPEG 2000, DICOM, .npy and .npz."""
 
 import io
 import struct
@@ -13,7 +13,8 @@ import numpy as np
 from tpufeed.errors import ImageError, MissingExtraError
 from tpufeed.images.decoding import Pixels, decode_png, decode_stored
 from tpufeed.images.dicom import read_dicom
-from tpufeed.images.header import DICOM_MARK, MAX_PIXELS, ImageHeader, read_header, sniff
+from tpufeed.images.header import BOXES, CODESTREAM, DICOM_MARK, MAX_PIXELS, ImageHeader, read_header, sniff
+from tpufeed.images.jpeg2000 import read_jp2
 from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, PixelFormat
 from tpufeed.images.tensors import MOST_HEADER_BYTES, npy_view, read_npy_header
 from tpufeed.images.unwritten import check_png_rows
@@ -55,6 +56,8 @@ def read_kept(data: bytes, has_nodata: bool = False) -> Kept | None:
         reader = _read_dicom
     if reader is None and data.startswith(_ZIP_START):
         reader = _read_npz
+    if reader is None and data.startswith((CODESTREAM, BOXES)):
+        reader = _read_jp2
     kept = None if reader is None else reader(data)
     return _read_any(data) if has_nodata and kept is None and reader is _read_tiff else kept
 
@@ -166,6 +169,11 @@ def _read_png(data: bytes) -> Kept | None:
 def _read_dicom(data: bytes) -> Kept:
     header, dtype, load = read_dicom(data)
     return _kept("dicom", (header.height, header.width, header.channels), dtype, load, header)
+
+
+def _read_jp2(data: bytes) -> Kept:
+    header, dtype, load = read_jp2(data)
+    return _kept("jp2", (header.height, header.width, header.channels), dtype, load, header)
 
 
 def _read_npy(data: bytes) -> Kept:

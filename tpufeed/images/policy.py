@@ -60,9 +60,9 @@ class Images:
             crops decode several times as fast. With "keep", "exact" and "dct" JPEG and WebP that do need a change
             become JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loader. All else becomes
             PNG.
-        pixels: "keep" stores PNG of 16 bits or with alpha, TIFF, DICOM, and NumPy's .npy and .npz as they are: uint8,
-            uint16 or float32 with 1 to 64 channels. All images of a dataset have the format that most have, and others
-            are rejected.
+        pixels: "keep" stores PNG of 16 bits or with alpha, TIFF, JPEG 2000, DICOM, and NumPy's .npy and .npz as they
+            are: uint8, uint16 or float32 with 1 to 64 channels. All images of a dataset have the format that most have,
+            and others are rejected.
             "rgb8" makes 8-bit RGB or grey of all, by `deep`, `alpha` and `bands`.
         frames: make a clip of each animated GIF, PNG or WebP, TIFF of several pages, or folder of numbered images: this
             many frames, 2 to 1024, from the first to the last one at equal distances. One with fewer is rejected. See

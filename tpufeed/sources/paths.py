@@ -14,7 +14,8 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".heic", ".heif", ".hif", ".jxl"),
 )
-KEPT = (".npy", ".npz", ".dcm", ".dicom")  # images with --pixels keep. Elsewhere they are features beside images
+# Images with --pixels keep. Elsewhere they are features beside images.
+KEPT = (".npy", ".npz", ".dcm", ".dicom", ".jp2", ".j2k")
 # Folders that other programs put among images: thumbnails of a Synology or QNAP, recycle bins, snapshots.
 HIDDEN_FOLDERS = (
     r"__macosx|\.appledouble|@eadir|@tmp|@recycle|@recently-snapshot|#recycle|#snapshot|\$recycle\.bin|"
