@@ -131,6 +131,14 @@ def test_presized_images_shrink():
     assert (tensors.npy_view(image.data) == 700).all()
 
 
+def sparse():
+    data = bytearray(tiff(draw((9, 8), "uint16"), rowsperstrip=5))
+    tag = tifffile.TiffFile(io.BytesIO(data)).pages[0].tags[279]
+    size = {3: 2, 4: 4}[int(tag.dtype)]
+    data[tag.valueoffset + size : tag.valueoffset + 2 * size] = bytes(size)
+    return bytes(data)
+
+
 REFUSED = {
     "pickles": (npy(np.array([[{}]], object)), "unsupported", "pickled"),
     "signed": (npy(draw((9, 8), "int16")), "unsupported", "int16"),
@@ -149,6 +157,7 @@ REFUSED = {
     "an npz that unpacks to gigabytes": (npz(image=np.zeros((15000, 15000), np.uint8)), "too_large", "15000x15000"),
     "a short TIFF": (tiff(draw((90, 80, 4), "uint16"), planarconfig="contig")[:-50], "truncated", "TIFF"),
     "a broken TIFF": (b"II*\0" + bytes(40), "unreadable", "TIFF"),
+    "a sparse TIFF": (sparse(), "truncated", "lacks 1 of its 2"),
     "no image": (b"x" * 40, "not_an_image", "no image format"),
     "other format": (npy(draw((9, 8, 4), "uint16")), "other_pixels", "uint16 of 4 channels"),
 }
@@ -231,6 +240,43 @@ def test_nodata_of_8_bit_tiff_and_of_bands():
     palette = np.zeros((3, 256), np.uint16)
     with pytest.raises(ImageError, match="palette"):
         store_image(tiff(array[..., 0], photometric="palette", colormap=palette, extratags=[tag]), mask)
+
+
+def pages(*kinds):
+    """A TIFF whose pages have these kinds: 1 is a smaller copy, 4 a mask."""
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for kind in kinds:
+            writer.write(draw((9, 8), "uint16"), photometric="minisblack", metadata=None, subfiletype=kind & 3)
+    data = bytearray(file.getvalue())
+    for page, kind in zip(tifffile.TiffFile(io.BytesIO(data)).pages, kinds, strict=True):
+        data[page.tags[254].valueoffset] = kind
+    return bytes(data)
+
+
+SAID = {
+    "smaller copies": (pages(0, 1, 1), ()),
+    "a mask": (pages(0, 4), ("mask page, not applied",)),
+    "a smaller copy and another page": (pages(0, 1, 0), ("animated",)),
+    "MINISWHITE": (tiff(draw((9, 8), "uint16"), photometric="miniswhite"), ("MINISWHITE, not inverted",)),
+    "CMYK": (tiff(draw((9, 8, 4), "uint8"), photometric="separated"), ("CMYK, as it is",)),
+    "a transparent level": (transparent("I;16", 3), ("transparent level, not applied",)),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_not_applied_is_an_odd_case(name):
+    data, odd = SAID[name]
+    kept = read_kept(data)
+    assert store_image(data, KEEP, pixels=kept.pixels).odd == odd
+
+
+def test_smaller_copies_of_8_bit_tiff_are_no_pages():
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for kind in (0, 1):
+            writer.write(draw((9, 8, 3), "uint8"), photometric="rgb", metadata=None, subfiletype=kind)
+    assert not store_image(file.getvalue(), Images()).odd
 
 
 def test_a_crop_touches_only_its_part():

@@ -72,6 +72,18 @@ def test_pixels_without_data_are_left_out(tmp_path):
     assert [each.percentiles[0] for each in found] == list(array[4:, 3:].min((0, 1)))
 
 
+def test_a_channel_without_values_or_of_one_value(tmp_path):
+    (tmp_path / "raw").mkdir()
+    array = np.random.default_rng(0).normal(50, 9, (20, 30, 3)).astype(np.float32)
+    array[..., 1], array[..., 2] = np.nan, 7
+    np.save(tmp_path / "raw/0.npy", array)
+    tpufeed.shard(tmp_path / "raw", tmp_path / "d", images=KEEP, label="none", workers=1, progress=False)
+    done = CliRunner().invoke(app, ["info", str(tmp_path / "d"), "--stats"])
+    assert not done.exit_code
+    assert "n/a" in done.stdout
+    assert "1.0, 1.0])" in done.stdout  # no number is divided by 0
+
+
 def test_sheet_is_stretched(made):
     sheet = make_contact_sheet(tpufeed.open_dataset(made[0]), count=4)
     assert not sheet.problems

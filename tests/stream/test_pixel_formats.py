@@ -4,9 +4,11 @@ import cv2
 import numpy as np
 import pytest
 import tifffile
+from typer.testing import CliRunner
 
 import tpufeed
 from tests.sharding.outputs import rejects_of
+from tpufeed.cli.app import app
 from tpufeed.errors import OptionError
 from tpufeed.images import (
     CenterCrop,
@@ -222,6 +224,14 @@ def test_others_are_rejected_or_the_build_refused(tmp_path):
     write(raw, "float32", 1, 10, start=30)
     with pytest.raises(OptionError, match=r"20 uint16 of 13 channels.*11 float32 of 1 channel"):
         tpufeed.shard(raw, tmp_path / "other", images=KEEP, workers=1, progress=False)
+    cv2.imwrite(str(raw / "class1/grey.png"), np.zeros((9, 9), np.uint8))
+    with pytest.raises(OptionError, match=r"1 8-bit grey or RGB, like class1/grey\.png"):
+        tpufeed.shard(raw, tmp_path / "other", images=KEEP, workers=1, progress=False)
+
+
+def test_a_dry_run_says_the_format(tmp_path):
+    command = ["shard", str(write(tmp_path / "raw", count=4)), str(tmp_path / "set"), "--pixels", "keep", "--dry-run"]
+    assert "pixels: uint16 of 13 channels\n" in CliRunner().invoke(app, command).stdout
 
 
 def test_8_bit_files_are_stored_as_ever(tmp_path):

@@ -49,6 +49,7 @@ class Trial:
         skipped: number of images of an append that are in the dataset already. A draft has it if it has no header.
         source_bytes: size of all input images.
         sizes: sizes of the images that were tried, after presizing, if any were.
+        pixels: pixel format of images that keep theirs.
         odd: odd cases of these, counted.
         probed: number of samples that were tried.
         probed_rejects: number of these that cannot be taken.
@@ -61,6 +62,7 @@ class Trial:
     skipped: int = 0
     source_bytes: int = 0
     sizes: Sizes | None = None
+    pixels: str = ""
     odd: Counter[str] = field(default_factory=Counter)
     probed: int = 0
     probed_rejects: int = 0

@@ -80,13 +80,16 @@ def _print_stats(dataset: "Dataset", split: str, as_json: bool) -> None:
         return
     rows = [
         (str(channel), *(f"{each:,.6g}" for each in (of.mean, of.deviation, *of.percentiles.values())))
+        if of.percentiles
+        else (str(channel), *["n/a"] * (2 + len(PERCENTILES)))
         for channel, of in enumerate(found)
     ]
     columns = ("channel", "mean", "deviation", *("least", *(f"{each} %" for each in PERCENTILES[1:-1]), "most"))
     print_table(f"{_printable(dataset.url)}, {split}: {dataset.manifest.pixels}", columns, rows)
     top = 255 if dataset.manifest.pixels.dtype == RGB8.dtype else 1
     mean, std = (
-        [float(f"{each / top:.6g}") for each in of] for of in zip(*((c.mean, c.deviation) for c in found), strict=True)
+        [float(f"{each / top:.6g}") for each in of]
+        for of in zip(*((c.mean, c.deviation or top) for c in found), strict=True)  # a constant channel becomes 0
     )
     echo(f"to normalise: to_device_float(images, mean={mean}, std={std})")
     if dropped := sum(of.not_finite for of in found):

@@ -215,6 +215,8 @@ def _print_preview(preview: "Preview", engine: "Engine | None", as_json: bool) -
         echo(f"source: {preview.source}, {preview.source_bytes / 1e6:,.1f} MB")
         for line in preview.listed.iter_lines(preview.sizes, preview.odd):
             echo(line)
+        if preview.pixels:
+            echo(f"pixels: {preview.pixels}")
         if preview.version is not None:
             new = sum(split.inputs for split in preview.splits.values())
             echo(f"version {preview.version}: {format_count(new, 'image')} to add")

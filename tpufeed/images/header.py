@@ -553,10 +553,15 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
                 alpha = alpha and not has_unnamed_band(image)
                 colours = _TIFF_COLOURS.get(tags.get(262), 1)
                 bands = int(tags.get(277, 1)) > colours + (1 if alpha else 0)
+                animated = animated and _has_full_page(image)
     except ImageError:
         raise
     except UnidentifiedImageError as error:  # its text has an address that differs each time
-        more = ". --pixels keep reads TIFF of any bands, 16 bits and floats" if image_format == "tiff" else ""
+        more = (
+            ". --pixels keep reads uint8, uint16 and float32 of any bands, without a palette"
+            if image_format == "tiff"
+            else ""
+        )
         raise ImageError("unreadable", f"Pillow does not know this kind of {image_format}{more}") from error
     except Image.DecompressionBombError as error:
         raise ImageError("too_large", f"too many pixels: {error}") from error
@@ -576,6 +581,15 @@ def _read_by_pillow(data: bytes, image_format: Format) -> ImageHeader:
         bands=bands,
     )
     return ImageHeader(image_format, width, height, 1 if grey else 3, False, orientation, odd=odd)
+
+
+def _has_full_page(image: Any) -> bool:
+    """Return True if a page of a TIFF beyond the first is neither a smaller copy, as in GeoTIFF, nor a mask."""
+    for number in range(1, image.n_frames):
+        image.seek(number)
+        if not image.tag_v2.get(254, 0) & 5:
+            return True
+    return False
 
 
 def _read_modern(data: bytes, image_format: Format) -> ImageHeader:

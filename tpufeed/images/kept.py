@@ -1,6 +1,7 @@
 """Files whose images stay as they are: PNG of 16 bits or with alpha, TIFF, JPEG 2000, DICOM, .npy and .npz."""
 
 import io
+import itertools
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
@@ -25,6 +26,10 @@ _WITH_ALPHA = (4, 6)  # colour types of PNG
 _PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's channels by colour type
 _MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _PALETTE = 3
+_SMALLER, _MASK = 1, 4  # kinds of pages in a TIFF
+# Odd cases: what a file says of its values, and nobody applies.
+MASKED, TRANSPARENT = "mask page, not applied", "transparent level, not applied"
+_COLOURS = {0: "MINISWHITE, not inverted", 5: "CMYK, as it is", 6: "YCbCr, as it is", 8: "CIELab, as it is"}
 NODATA_TAG = 42113  # of GDAL
 _ZIP_START = b"PK\3\4"
 _MOST_CHUNK_PIXELS = 1 << 26
@@ -157,7 +162,9 @@ def _read_png(data: bytes) -> Kept | None:
     if depth < 16 and kind not in _WITH_ALPHA:  # also one with a palette, or with a transparent colour
         return None
     order = _PNG_ORDER[kind]
-    header = replace(header, odd=tuple(case for case in header.odd if case in ("exif", "animated")))
+    odd = tuple(case for case in header.odd if case in ("exif", "animated"))
+    lacks_alpha = "alpha" in header.odd and kind not in _WITH_ALPHA
+    header = replace(header, odd=(*odd, TRANSPARENT) if lacks_alpha else odd)
 
     def load() -> Pixels:
         check_png_rows(data)
@@ -251,24 +258,32 @@ def _read_page(file: Any, number: int, size: int) -> Kept | None:
     """Return the image of a page of a TIFF, or None if it is `RGB8`. The file has as many bytes. Raises ImageError."""
     try:
         page: Any = file.pages[number]
-        several, depth = len(file.pages) > 1, page.imagedepth
+        several, is_masked, depth = len(file.pages) > 1, False, page.imagedepth
         (height, width), channels, dtype = (page.imagelength, page.imagewidth), page.samplesperpixel, page.dtype
         tag, chunk = page.tags.get(274), int(np.prod(page.chunks, dtype=object))
-        spans, is_palette = [*zip(page.dataoffsets, page.databytecounts, strict=True)], page.photometric == _PALETTE
+        spans, colours = [*zip(page.dataoffsets, page.databytecounts, strict=True)], int(page.photometric)
+        if several:  # smaller copies, as in a cloud-optimised GeoTIFF, and masks are no pages of their own
+            kinds = (int(file.pages[other].subfiletype) for other in range(1, len(file.pages)))
+            found = [*itertools.takewhile(lambda kind: kind & (_SMALLER | _MASK), kinds)]
+            several, is_masked = len(found) < len(file.pages) - 1, any(kind & _MASK for kind in found)
     except Exception as error:  # it raises all kinds of errors
         raise ImageError("unreadable", f"tifffile does not open the TIFF: {error}") from error
-    if is_palette or dtype is None or (dtype.itemsize == 1 and dtype.kind in "ub" and channels in (1, 3)):
+    if colours == _PALETTE or dtype is None or (dtype.itemsize == 1 and dtype.kind in "ub" and channels in (1, 3)):
         return None  # the old way reads it, or says what is wrong with it
     if depth != 1:
         raise ImageError("unsupported", f"a TIFF of a volume, {depth} pixels deep")
-    if any(not count or start + count > size for start, count in spans):
-        raise ImageError("truncated", "the TIFF ends before its last strip or tile, or leaves some out")
+    if missing := sum(not count for _, count in spans):
+        way = "If these are empty: gdal_translate -co SPARSE_OK=FALSE"
+        raise ImageError("truncated", f"the TIFF lacks {missing} of its {len(spans)} strips or tiles. {way}")
+    if any(start + count > size for start, count in spans):
+        raise ImageError("truncated", "the TIFF ends before its last strip or tile")
     if chunk > _MOST_CHUNK_PIXELS and chunk > 2 * height * width * channels:
         raise ImageError(
             "too_large", f"a strip or tile of the TIFF has {chunk:,} values, but its image {height}x{width}"
         )
     turn = int(tag.value) if tag is not None and tag.value in range(1, 9) else 1
-    odd = (*(("exif",) if turn != 1 else ()), *(("animated",) if several else ()))
+    met = {"exif": turn != 1, "animated": several, MASKED: is_masked, _COLOURS.get(colours): colours in _COLOURS}
+    odd = tuple(case for case, is_met in met.items() if case and is_met)
 
     def load() -> Pixels:
         try:

@@ -49,6 +49,11 @@ class PixelFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = np.frombuffer(data, np.dtype(self.dtype).newbyteorder("<")).reshape(shape)
         return np.require(found, self.dtype, "A")
 
+    @property
+    def of_images(self) -> str:
+        """What images are called that have this format: grey ones of 8 bits are taken for `RGB8`, too."""
+        return "8-bit grey or RGB" if self == RGB8 else str(self)
+
     def __str__(self) -> str:
         clip = f", clips of {self.frames} frames" if self.frames else ""
         return f"{self.dtype} of {self.channels} channel{'s' * (self.channels > 1)}{clip}"

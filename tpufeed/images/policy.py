@@ -216,7 +216,9 @@ def store_image(
         if found != pixels:
             if kept is None:
                 read_header(data)  # says if it is no image at all
-            raise ImageError("other_pixels", f"the image is {found}, and those of the dataset are {pixels}")
+            raise ImageError(
+                "other_pixels", f"the image is {found.of_images}, and those of the dataset are {pixels.of_images}"
+            )
         if kept is not None:
             return _store_kept(kept, policy, name)
     try:

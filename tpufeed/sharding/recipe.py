@@ -101,7 +101,9 @@ def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[
             return []
         counts[msgspec.structs.replace(RGB8, frames=frames)] = 0
     (pixels, most), *others = counts.most_common()
-    said = "; ".join(f"{count} {found}, like {examples[found]}" for found, count in counts.most_common() if count)
+    said = "; ".join(
+        f"{count} {found.of_images}, like {examples[found]}" for found, count in counts.most_common() if count
+    )
     if counts.total() - most > _MOST_OTHERS * counts.total():
         raise OptionError(
             f"{mask_secrets(inventory.base)}: the images differ, and --pixels keep takes one format. The first "
@@ -219,6 +221,7 @@ class ShardRecipe(Recipe):
                 plan_shards(inventory, estimate, self.source, self.identity),
                 warnings=tuple(said),
                 sizes=sizes,
+                pixels=str(inventory.features[0].pixels or "") if found else "",
                 odd=odd,
                 source_bytes=sum(size for _, size, _ in inventory.totals.values()),
                 probed=len(probed),
