@@ -56,6 +56,11 @@ def test_what_pydicom_overlooks_is_not_printed():
     assert np.array_equal(read_kept(file.getvalue()).load()[..., 0], STORED)
 
 
+def test_a_padding_value_is_counted():
+    kept = read_kept(dicom(PixelPaddingValue=0, WindowCenter=5, WindowWidth=9))
+    assert kept.header.odd == ("window, not applied", "padding value, kept")
+
+
 SIGNED = STORED.astype(np.int16) - 2048
 BYTES = (STORED >> 4).astype(np.uint8)
 WHOLE = STORED.astype(int)

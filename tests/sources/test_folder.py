@@ -130,6 +130,11 @@ def test_a_folder_without_images(names, tree, tmp_path, take):
         take(tree(*names))
 
 
+def test_images_without_an_ending_are_for_a_table(tree, tmp_path, take):
+    with pytest.raises(NoInputsError, match="A table may name images without an ending"):
+        take(tree("series/IM0001", "series/IM0002"))
+
+
 def test_a_source_in_memory_without_objects(tmp_path, take):
     with pytest.raises(NoInputsError, match="0 files"):
         take(f"memory://{tmp_path.name}-empty")

@@ -18,6 +18,7 @@ from tpufeed.images.header import BOXES, CODESTREAM, ImageHeader
 from tpufeed.images.jpeg2000 import find_codestream, read_size
 
 WINDOW = "window, not applied"  # the odd case of a file with a window for people
+PADDED = "padding value, kept"  # the odd case of a file that names a value of pixels without data
 INVERTED = "MONOCHROME1, inverted"  # the odd case of a file whose low values are bright
 _MOST = {8: 255, 16: 65535}  # the greatest value by bits
 _RLE, _OF_JPEG = "1.2.840.10008.1.2.5", "1.2.840.10008.1.2.4."  # transfer syntaxes
@@ -93,7 +94,8 @@ def read_dicom(data: bytes) -> tuple[ImageHeader, str, Callable[[], Pixels]]:
             values = low + high - values if kind == "MONOCHROME1" else values
         return values
 
-    odd = (*[INVERTED] * (kind == "MONOCHROME1"), *[WINDOW] * ("WindowCenter" in file))
+    met = {INVERTED: kind == "MONOCHROME1", WINDOW: "WindowCenter" in file, PADDED: "PixelPaddingValue" in file}
+    odd = tuple(case for case, is_met in met.items() if is_met)
     header = ImageHeader("dicom", shape[1], shape[0], shape[2], False, odd=odd)
     return header, f"uint{stored_bits}" if is_unsigned else "float32", load
 

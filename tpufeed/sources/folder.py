@@ -207,6 +207,7 @@ def _no_images(store: Store, found: Found, has_tfrecords: bool) -> NoInputsError
             f". Expected names that end in {', '.join(IMAGE_SUFFIXES)} in one folder per class (photos/cat/1.jpg), or "
             "in one folder without classes"
         )
+        advice += ". A table may name images without an ending: docs/bands.md" * bool(found.ignored_files[""])
     others = f"{found.ignored_files.total()} files{format_endings(found.ignored_files)}"
     return NoInputsError(f"{store.url}: no images found among {others}{advice}")
 
