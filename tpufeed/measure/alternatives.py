@@ -383,9 +383,8 @@ def try_device_ops(  # noqa: PLR0913  # each option is a parameter that editors 
         device_ops: ops that a device runs after them already.
         max_bad_records: as in `Loader`.
     """
-    info, entry = cache.manifest.cache, cache.split(split)
-    assert info is not None, "it is a cache"
-    stored = info.shape[0], info.shape[1]
+    entry, stored = cache.split(split), cache.manifest.image_size
+    assert stored is not None, "it is a cache"
     plan = plan_device_ops((*ops, *device_ops), stored)
     if plan is None or len(plan.host) >= len(ops):
         return (), []
