@@ -1,6 +1,7 @@
 """Folders of clips, and tables of them: which files make a clip, and what is wrong with others."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -225,16 +226,25 @@ def test_without_frames_an_animation_is_its_first_frame_and_that_is_said(tmp_pat
     assert b'"frames"' not in (tmp_path / "set/manifest.json").read_bytes()
 
 
-def test_an_append_adds_an_old_clip_with_other_frames(tmp_path):
+def test_a_clip_is_known_by_all_its_frames(tmp_path):
+    """Another list of frames is another clip, in its table or in the next one, also with the same first frame."""
     write_folder(tmp_path / "clip", 1, name="{}.jpg")
-    for name, frames in (("one", (0, 1)), ("two", (0, 2))):
-        row = {"path": [f"clip/{number}.jpg" for number in frames], "label": "a"}
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
-    shard(tmp_path / "one.jsonl", tmp_path / "set", frames=2)
-    result = tpufeed.append(tmp_path / "two.jsonl", tmp_path / "set", workers=1, progress=False)
-    assert result.added == 1
-    assert ["other content" in said for said in result.warnings] == [True]
-    assert tpufeed.append(tmp_path / "two.jsonl", tmp_path / "set", workers=1, progress=False).added == 0
+
+    def table(name, *rows):
+        rows = [{"path": [f"clip/{number}.jpg" for number in row], "label": "a"} for row in rows]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+        return tmp_path / name
+
+    assert shard(table("one.jsonl", (0, 1), (0, 2)), tmp_path / "set", frames=2).records == {"train": 2}
+    source = table("two.jsonl", (0, 3), (0, 2), (0, 1))
+    for added, skipped in ((1, 2), (0, 3)):
+        result = tpufeed.append(source, tmp_path / "set", workers=1, progress=False)
+        assert (result.added, result.skipped) == (added, skipped)
+    assert not [said for said in result.warnings if "already" in said]
+    old = (tmp_path / "clip/3.jpg").stat()
+    (tmp_path / "clip/3.jpg").write_bytes((tmp_path / "clip/4.jpg").read_bytes())  # of which no list begins
+    os.utime(tmp_path / "clip/3.jpg", ns=(old.st_atime_ns, old.st_mtime_ns + 1))
+    assert tpufeed.append(source, tmp_path / "set", workers=1, progress=False).added == 1
 
 
 def test_one_animated_file_without_frames_is_one_image(tmp_path):

@@ -46,7 +46,7 @@ class Known(NamedTuple):
     path: str
     place: str  # the file of rows that it is in, see `file_of_row`, or empty for a file or a member of a tar
     size_bytes: int | None  # of its image. None if the plan has only an estimate
-    version: str | None  # of its file. None if it is in another place, where versions mean something else
+    version: str | None  # of its files. None if it is in another place, where versions mean something else
     digest: bytes | None  # of its image. None if no digest is stored, or the image was not read
     outcome: int  # taken or rejected, as `build.digests` stores it
     fate: str | None  # all that decided that it is not in the dataset, see `fate_of`
@@ -199,9 +199,6 @@ class Growth:
         present if an image of the same file has its bytes. Each such image matches one row.
         """
         self._list_known()
-        if self._files > 1:
-            self._database.create_function("versions", 1, lambda line: version_of(decode_item(line), self._files))
-            self._query("UPDATE inputs SET version = versions(item)")
         are_rows = self._query("SELECT 1 FROM known WHERE place != '' LIMIT 1").fetchone() is not None
         same = (
             "inputs JOIN known ON known.path = inputs.path "
@@ -329,9 +326,9 @@ class Growth:
             )
         if self.corrected:
             yield (
-                f"{self.corrected:,} images are in the dataset already, with other labels, boxes, frames or columns "
-                f"than the source has now, like {self.first_corrected}: the dataset keeps the old ones. To get the "
-                "corrected ones, shard the source again in another place"
+                f"{self.corrected:,} images are in the dataset already, with other labels, boxes or columns than the "
+                f"source has now, like {self.first_corrected}: the dataset keeps the old ones. To get the corrected "
+                "ones, shard the source again in another place"
             )
         if self.compared_by_size:
             yield (

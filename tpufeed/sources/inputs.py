@@ -1,10 +1,13 @@
 """Read the inputs of a task: find their files, read the bytes, and process each."""
 
+import hashlib
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import TypeVar, cast
+
+import msgspec
 
 from tpufeed.builds.item import ImageRef, Item
 from tpufeed.errors import (
@@ -17,6 +20,7 @@ from tpufeed.errors import (
     StoreError,
     TpufeedError,
     UnavailableError,
+    url_identity,
 )
 from tpufeed.sources.row_groups import RowStore, name_row
 from tpufeed.storage.reading import settle
@@ -39,8 +43,13 @@ def files_of(item: Item) -> tuple[ImageRef, ...]:
 
 def version_of(item: Item, files: int) -> str:
     """Return the version of an image in so many files: equal means unchanged. Empty if a file has none."""
-    versions = [file.version for file in files_of(item)[:files]]
-    return "\n".join(versions) if all(versions) else ""
+    first, *others = files_of(item)[:files]
+    if not all((first.version, *(file.version for file in others))):
+        return ""
+    if not others:
+        return first.version
+    parts = [first.version, *((url_identity(file.file), file.version) for file in others)]
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
 
 
 def place_of(image: ImageRef) -> str:
