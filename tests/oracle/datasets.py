@@ -45,6 +45,14 @@ FORMATS = {
     "floats2": ("float32", 4, ".npy"),
 }
 KEEP = tpufeed.Images(pixels="keep")
+# Datasets of clips: how each is written, what shard is told, and the type and channels of those that are kept.
+CLIPS = {
+    "clips": ("folder", {"frames": 3}, None),
+    "clips2": ("animated", {"frames": 3, "frame_stride": 2, "encode": "png"}, None),
+    "clips-jpeg": ("list", {"frames": 2}, None),
+    "clips-deep": ("pages", {"frames": 2, "frame_stride": 3, "pixels": "keep"}, ("uint16", 5)),
+    "clips-float": ("arrays", {"frames": 4, "pixels": "keep"}, ("float32", 2)),
+}
 POINTS = "left_eye_x,left_eye_y,right_eye_x,right_eye_y"
 
 
@@ -90,6 +98,39 @@ def write_images(folder, count, classes, first=0, suffix=".png", sizes=(18, 27),
         image = Image.fromarray(picture(number, height, width).astype(np.uint8))
         image.save(path, quality=95, subsampling=0) if suffix == ".jpg" else image.save(path)
     return folder
+
+
+def write_clips(folder, way, count, classes, first, kept):
+    """Clips of 7 to 9 frames in folders of classes, or in a table if each is a list of JPEGs."""
+    rows = []
+    for number in range(first, first + count):
+        height, width, label = 18 + number * 5 % 9, 18 + number * 7 % 9, classes[number % len(classes)]
+        place = folder / label / f"c{number:04d}"
+        colours = [picture(number + 3 * at, height, width).astype(np.uint8) for at in range(7 + number % 3)]
+        (place.parent if way in ("animated", "pages") else place).mkdir(parents=True, exist_ok=True)
+        if way == "animated":
+            suffix, more = (("tif", {}), ("gif", {}), ("webp", {"lossless": True}), ("png", {}))[number % 4]
+            colours = [each // 128 * 255 for each in colours] if suffix == "gif" else colours  # its palette has all
+            head, *rest = map(Image.fromarray, colours)
+            head.save(f"{place}.{suffix}", save_all=True, append_images=rest, **more)
+        elif way == "pages":
+            with tifffile.TiffWriter(f"{place}.tif") as file:
+                for at in range(len(colours)):
+                    page = values(number + 3 * at, height, width, *kept)
+                    file.write(page, photometric="minisblack", planarconfig="contig")
+        else:
+            for at, colour in enumerate(colours):
+                name = place / f"{at + number % 2 * 8}.{ {'list': 'jpg', 'arrays': 'npy'}.get(way, 'png')}"
+                if kept:
+                    np.save(name, values(number + 3 * at, height, width, *kept))
+                else:
+                    Image.fromarray(colour).save(name, **({"quality": 95, "subsampling": 0} if way == "list" else {}))
+        if way == "list":
+            files = [str(place / f"{at + number % 2 * 8}.jpg") for at in range(len(colours))]
+            rows.append(json.dumps({"image": files, "label": label}))
+    if rows:
+        (folder / "table.jsonl").write_text("\n".join(rows))
+    return folder / "table.jsonl" if rows else folder
 
 
 def write_table(folder, count, first, longest, kept=None):
@@ -238,6 +279,21 @@ def add_formats(pool, raw, folder, shard, lists, columns):
     pool["lists-deep"] = made(shard("lists-deep", table, images=KEEP, shards=2, boxes=boxes, **lists), columns=columns)
 
 
+def add_clips(pool, raw, folder, shard):
+    """Datasets of clips: one grows, and two have caches."""
+    for number, (name, (way, told, kept)) in enumerate(CLIPS.items()):
+        count, first = 14 + number, 2000 + 50 * number
+        source = write_clips(raw / name, way, count, ["ant", "bee", "cow"][number % 2 :], first, kept)
+        url = shard(name, source, images=tpufeed.Images(**told), shards=2)
+        if name == "clips":
+            tpufeed.append(write_clips(raw / "more-clips", way, 9, ["dog", "bee"], 2500, kept), url, workers=1)
+        pool[name] = made(url, columns=("label", "text"))
+    for name, ops in (("clips", [Resize(18), RandomCrop(16)]), ("clips-deep", [CenterCrop(17), HorizontalFlip()])):
+        cache.warmup(folder / name, folder / f"{name}-crops", ops=ops, variants=2, workers=1)
+    pool["clips-crops"] = made(folder / "clips-crops", size=(16, 16))
+    pool["clips-deep-crops"] = made(folder / "clips-deep-crops", size=(17, 17))
+
+
 def make_pool(folder):
     """All datasets."""
     pool, raw = Pool(), folder / "raw"
@@ -310,6 +366,7 @@ def make_pool(folder):
         pool[name] = made(shard(name, table, shards=3, label="tags"), columns=("label", "kp", "speed"))
     add_faces(pool, raw, shard)
     add_formats(pool, raw, folder, shard, lists, columns)
+    add_clips(pool, raw, folder, shard)
     cache.warmup(folder / "lists", folder / "lists-crops", ops=[RandomCrop(16)], variants=2, workers=1)
     pool["lists-crops"] = made(folder / "lists-crops", columns=pool["lists"].columns, size=(16, 16))
 

@@ -43,11 +43,17 @@ OPS = {
 REFERENCES = {type(op): file.reference for file in files() for op in getattr(file, "CHAINED", {})}
 MEAN = 0.5
 FORMATS = (PixelFormat("uint8", 5), PixelFormat("uint16", 13), PixelFormat("float32", 2))
+FORMATS += (PixelFormat(frames=3), PixelFormat("uint16", 2, frames=2))
 # For images of these. A level of uint16 is 257 times finer, and sums have their errors: some more levels are right.
 OF_FORMATS = {op: most for op, most in OPS.items() if type(op) in (Resize, CenterCrop, RandomResizedCrop)}
 OF_FORMATS |= {RandomCrop((30, 18), padding=3, fill=9): 0, HorizontalFlip(): 0, VerticalFlip(0.4): 0}
 OF_FORMATS |= {ColorJitter(0.5): 1, ColorJitter(contrast=(0.1, 2.0)): 1, ColorJitter(0.5, 0.6): 3}
 FLOAT = 0.01  # of levels up to 255
+
+
+def of_frames(images):
+    """Clips as all their frames, one after the other."""
+    return images.reshape(-1, *images.shape[-3:])
 
 
 def levels(image, pixels=RGB8):
@@ -79,7 +85,7 @@ def changed(op, image, u, pixels=RGB8):
     """What an op makes of an image with the draws `u`."""
     if u and u[0] >= getattr(op, "p", 1):
         return image
-    if pixels != RGB8 and type(op) is ColorJitter:
+    if pixels.frame != RGB8 and type(op) is ColorJitter:
         return jittered(op, image, u, pixels)
     if type(op) not in REFERENCES:
         return cut(op, image, u, pixels.most is not None)
@@ -106,7 +112,10 @@ def drawn_of(ops, count, chain_seed, epoch):
 
 
 def formatted(images, pixels):
-    """Such pictures in another pixel format."""
+    """Such pictures in another pixel format. The frames of a clip are those of several."""
+    if pixels.frames:
+        turned = [formatted(np.roll(images, turn, 0), pixels.frame) for turn in range(pixels.frames)]
+        return np.stack(turned, 1)
     if pixels == RGB8:
         return images
     channels = np.concatenate([np.roll(images, turn, 0) for turn in range(5)], -1)[..., : pixels.channels]
@@ -119,19 +128,19 @@ def compare(ops, mixing, images, chain_seed, epoch, run, pixels=RGB8):
     all_draws = drawn_of([*ops, *mixing], count, chain_seed, epoch)
     arrays, current = [np.array(each).reshape(count, -1) for each in all_draws], images
     for place, op in enumerate(ops):
-        alone = BatchOps(DeviceOps([op], current.shape[1:3], pixels=pixels), None)
+        alone = BatchOps(DeviceOps([op], current.shape[-3:-1], pixels=pixels.frame), None, pixels)
         found = run(alone, {"image": current}, alone.parameters([arrays[place]]))["image"]
-        wanted = np.stack(
-            [changed(op, each.astype(float), u, pixels) for each, u in zip(current, all_draws[place], strict=True)]
-        )
+        each_frame = zip(of_frames(current), np.repeat(all_draws[place], pixels.frames or 1, 0), strict=True)
+        wanted = np.stack([changed(op, each.astype(float), u.tolist(), pixels) for each, u in each_frame])
+        wanted = wanted.reshape(*current.shape[:-3], *wanted.shape[1:])
         assert found.shape == wanted.shape, (op, found.shape, wanted.shape)
         off = np.abs(found.astype(float) - wanted)
         assert found.dtype == pixels.dtype
-        tolerance = OPS[op] if pixels == RGB8 else OF_FORMATS[op] if pixels.most else FLOAT
+        tolerance = OPS[op] if pixels.frame == RGB8 else OF_FORMATS[op] if pixels.most else FLOAT
         assert off.max() <= tolerance, (op, off.max())
         assert off.mean() <= MEAN, (op, off.mean())
         current = found
-    whole = DeviceOps(ops, images.shape[1:3], pixels=pixels)
+    whole = DeviceOps(ops, images.shape[-3:-1], pixels=pixels.frame)
     size, labels = whole.out_size, np.arange(count) % (CLASSES + 1) - 1  # -1 is no class
     again = current[..., [0, 1, 1]].astype(np.uint8)  # further images are 8-bit RGB
     masks = {"mask": again[..., 0].copy(), "again": 255 - again}
@@ -139,7 +148,7 @@ def compare(ops, mixing, images, chain_seed, epoch, run, pixels=RGB8):
     mixes = (
         Mixing(mixing, size, CLASSES, ["again"], [name for name in masks if name == "mask"], pixels) if mixing else None
     )
-    batch = BatchOps(whole, mixes)
+    batch = BatchOps(whole, mixes, pixels)
     found = run(batch, {"image": images, "label": labels, **masks}, batch.parameters(arrays))
     hot = (labels[:, None] == np.arange(CLASSES)).astype(float)
     wanted = {"image": current.astype(float)} | {name: mask.astype(float) for name, mask in masks.items()}
@@ -174,9 +183,10 @@ def check_often(number, times, run):
     def chains(data):
         pick = lambda *choices: data.draw(st.sampled_from(choices))  # noqa: E731
         pixels = pick(RGB8, RGB8, *FORMATS)
-        ops = [pick(*(OPS if pixels == RGB8 else OF_FORMATS)) for _ in range(pick(1, 1, 2, 3))]
+        ops = [pick(*(OPS if pixels.frame == RGB8 else OF_FORMATS)) for _ in range(pick(1, 1, 2, 3))]
         alphas = {"alpha": pick(0.5, 1.0, 2.0), "p": pick(1.0, 0.5)}
         mixing = pick([], [MixUp(**alphas)], [CutMix(**alphas)], [CutMix(**alphas)] * 2, [MixUp(), CutMix(**alphas)])
+        mixing = [] if pixels.frames else mixing
         size = pick((30, 41), (41, 30), (26, 26))
         random = np.random.default_rng(pick(*range(20)))
         images = formatted(pictures(random, 4, *size), pixels)

@@ -70,8 +70,12 @@ class Version:
     @property
     def dtype(self):
         """The type of the pixels, as a raw cache holds them."""
-        pixels = self.stored.manifest["features"][0].get("pixels", {"dtype": "uint8"})
-        return np.dtype(pixels["dtype"]).newbyteorder("<")
+        return np.dtype(self.pixels["dtype"]).newbyteorder("<")
+
+    @property
+    def pixels(self):
+        """The pixel format; clips also have "frames"."""
+        return self.stored.manifest["features"][0].get("pixels", {"dtype": "uint8", "channels": 3})
 
     @property
     def names(self):
@@ -547,12 +551,15 @@ class Reference:
         stored, split = version.stored, options.split
         number = sum(stored.counts[split, variant][:shard]) + record
         features = stored.samples[split, variant][number]
-        cache, jpeg, dtype = stored.manifest.get("cache"), None, version.dtype
+        cache, dtype = stored.manifest.get("cache"), version.dtype
         if "image/tensor" in features:
-            pixels = np.frombuffer(features["image/tensor"][0], dtype).reshape(cache["shape"]).astype(float)
+            whole = np.frombuffer(features["image/tensor"][0], dtype).reshape(-1, *cache["shape"][-3:]).astype(float)
+            files, frames = [b""] * len(whole), list(whole)
         else:
-            data = features["image/encoded"][0]
-            pixels, jpeg = decoded(data), data if data.startswith(b"\xff\xd8") else None
+            files = features["image/encoded"]
+            frames = list(map(decoded, files))
+        pixels, is_clip = frames[0], "frames" in version.pixels
+        assert len(frames) == version.pixels.get("frames", 1)
         if cache:
             seed ^= int.from_bytes(hashlib.blake2b(cache["fingerprint"].encode(), digest_size=8).digest(), "little")
         here = version.live if options.ops is None else options.ops
@@ -563,12 +570,16 @@ class Reference:
             salt = hashlib.blake2b(str(view).encode(), digest_size=7).digest()
             seeds.append(seed ^ int.from_bytes(salt, "little"))
         each_view = list(zip(views, seeds, strict=True))
-        if not all(halves(ops, pixels.shape[:2], salted, epoch, number) for ops, salted in each_view):
-            jpeg = None  # all views share one decoding
-        if later and not here:
-            jpeg = None  # a device gets whole images
-        is_whole = dtype.kind == "u"
-        moved = [Moved(pixels, ops, salted, epoch, number, jpeg, is_whole) for ops, salted in each_view]
+        shared = all(halves(ops, pixels.shape[:2], salted, epoch, number) for ops, salted in each_view)
+        is_reduced = shared and (here or not later)  # all views share one decoding, and a device gets whole images
+        is_whole, moved = dtype.kind == "u", []
+        for ops, salted in each_view:
+            reduced = [data if is_reduced and data.startswith(b"\xff\xd8") else None for data in files]
+            each = zip(frames, reduced, strict=True)
+            every = [Moved(frame, ops, salted, epoch, number, jpeg, is_whole) for frame, jpeg in each]
+            moved.append(every[0])
+            if is_clip:
+                moved[-1].pixels = np.stack([of.pixels for of in every])
         places = enumerate(options.mixing, len(views[0]))
         found = {"mixing": [draws(seed, epoch, number, place, DRAWS[type(op).__name__]) for place, op in places]}
         for name in options.columns:
@@ -600,11 +611,11 @@ class Reference:
 
     @staticmethod
     def views_of(moved):
-        sizes = list(dict.fromkeys(each.pixels.shape[:2] for each in moved))
+        sizes = list(dict.fromkeys(each.pixels.shape[-3:-1] for each in moved))
         named = {size: f"image_{size[0]}" if size[0] == size[1] else f"image_{size[0]}x{size[1]}" for size in sizes}
         named = {sizes[0]: "image"} if len(sizes) == 1 else named
         return {
-            name: np.stack([each.pixels for each in moved if each.pixels.shape[:2] == size])
+            name: np.stack([each.pixels for each in moved if each.pixels.shape[-3:-1] == size])
             for size, name in named.items()
         }
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
 import tpufeed
-from tests.oracle.datasets import FORMATS
+from tests.oracle.datasets import CLIPS, FORMATS
 from tests.oracle.loader import SHORT, DamagedError, Mixed, Options, Reference, RefusedError, kept_by
 from tpufeed.errors import LoaderError, OptionError, RecordError, ShardError
 from tpufeed.images import (
@@ -32,8 +32,11 @@ from tpufeed.images import (
 
 BANDS = ("bands", "bands2", "bands-crops")
 FLOATS = ("floats", "floats2", "floats-crops")
+OF_CLIPS = {*CLIPS, "clips-crops", "clips-deep-crops"}
 FAMILIES = (("lists", "lists2"), ("tags", "tags2"), ("faces", "faces2"), ("captions",), BANDS, FLOATS)  # that mix
-KEPT = {*FORMATS, *BANDS, *FLOATS, "lists-deep"}  # images of another pixel format than 8-bit RGB
+FAMILIES += (("clips", "clips2", "clips-crops"), ("clips-deep", "clips-deep-crops"))
+# Images of another pixel format than 8-bit RGB.
+KEPT = {*FORMATS, *BANDS, *FLOATS, "lists-deep", "clips-deep", "clips-deep-crops", "clips-float"}
 PIXELS = ("uint8", "uint16", "float32")  # types of images
 PLAIN = ("png", "jpeg", "crops", "live", "dct", "grown", "grown-crops")  # datasets of one label and nothing else
 OPS = (
@@ -62,7 +65,7 @@ MIXING = ((MixUp(),), (CutMix(),), (CutMix(2.0),), (MixUp(0.5, p=0.5), CutMix())
 # Levels by which a device may be off that decodes coefficients: the host rounds after the inverse DCT, and clips before
 # it resizes. Another crop of these images, or another flip, is 200 off.
 CODED = 16
-CROPPED = {"crops", "grown-crops", "lists-crops", "bands-crops"}  # caches of random crops, which no device crops again
+CROPPED = {"crops", "grown-crops", "lists-crops", "bands-crops", "clips-crops"}  # caches of random crops, which no device crops again
 WEIGHTS = ((1.0,), (0.5, 2.0, 0.0, 7.0), (1e-3, 1.0, 3e3), (0.0, 0.0, 0.7))  # of samples
 SEEDS = (0, 1, 7, -3, 1 << 40, (1 << 64) + 5)
 
@@ -95,6 +98,12 @@ class Spec:
     def needs_pixels(self):
         """Whether host ops come before device ops that get coefficients."""
         return bool("dct" in self.names and self.options.ops and self.options.device_ops)
+
+    @property
+    def is_refused(self):
+        """Whether device ops cannot run: of columns that cannot be mixed, of coefficients, or that mix clips."""
+        mixes_clips = self.options.mixing and OF_CLIPS & {*self.names}
+        return bool(self.options.cannot_mix or self.needs_pixels or mixes_clips)
 
     @property
     def is_coded(self):
@@ -562,7 +571,8 @@ def draw_device_ops(options, names, pick):
     """Ops on the device, and ops that mix rows, which need labels, pairs, and columns that can be mixed."""
     ops = pick((), *DEVICE_OPS)
     options.device_ops = ops if not crops_again(ops, names) else DEVICE_OPS[0]
-    if names not in (["plain"], ["captions"]) and pick(True, True, False):
+    mixes = (True, True, False) if names[0] not in OF_CLIPS else (True, False, False, False)  # which is refused
+    if names not in (["plain"], ["captions"]) and pick(*mixes):
         more = ("label", "mask") if names[0].startswith("lists") else ("label",)
         options.columns += tuple(name for name in more if name not in options.columns)
         options.device_ops += pick(*MIXING[1:3], *([] if "mask" in options.columns else MIXING))
@@ -602,7 +612,7 @@ class Walk:
         try:
             if self.refused(self.reference.batches) or self.empty():
                 return
-            if self.spec.options.cannot_mix or self.spec.needs_pixels:
+            if self.spec.is_refused:
                 try:
                     self.spec.open(self.pool)
                 except OptionError:
@@ -873,7 +883,7 @@ class Walk:
             spec.options.ops is not None or spec.options.views is not None or (len(sizes) == 1 and None not in sizes)
         )
         fixed = fixed and not crops_again(spec.options.device_ops, spec.names)
-        fixed = fixed and not spec.needs_pixels
+        fixed = fixed and not spec.is_refused
         return fixed and set(spec.options.columns) <= columns | {"image", "sample", "source"}
 
     def fork(self):

@@ -11,6 +11,7 @@ from tpufeed.builds.item import ImageRef, Item
 from tpufeed.errors import ImageError, SourceError
 from tpufeed.images.frames import choose_frames
 from tpufeed.images.header import read_header
+from tpufeed.images.kept import read_kept
 from tpufeed.images.policy import Images
 from tpufeed.sources.database import temporary_table
 from tpufeed.sources.folder import FolderSource
@@ -97,7 +98,9 @@ class ClipsSource(FolderSource):
             for item, data in read:
                 with suppress(ImageError):  # the build will say what is wrong with it
                     if not isinstance(data, ImageError):
-                        said.setdefault("animated" in read_header(data[0]).odd, item.path)
+                        kept = read_kept(data[0]) if self._images.pixels == "keep" else None
+                        header = read_header(data[0]) if kept is None else kept.header
+                        said.setdefault("animated" in header.odd, item.path)
         if len(said) > 1:
             raise SourceError(
                 f"{self._store.url}: {said[True]} has several frames, and {said[False]} is taken for a frame, as its "
