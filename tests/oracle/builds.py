@@ -32,6 +32,7 @@ from tests.oracle.sources import (
     EDITS,
     FORMATS,
     KINDS,
+    MAKES_CLIPS,
     READ_NPY,
     SIDE,
     SPLITS_ITSELF,
@@ -94,7 +95,7 @@ class Builds(RuleBasedStateMachine):
         (self.root / "canary/manifest.json").write_text("{}")
         draw = self.draw = random.Random(number)
         traits = {name for name in self.traits if draw.random() < 0.5}
-        pixels, splits = itertools.count(draw.randrange(5000)), draw.random() < 0.6
+        first, splits = draw.randrange(5000), draw.random() < 0.6
         self.splits_itself = "own splits" in traits and kind in SPLITS_ITSELF
         splits = splits and not (self.splits_itself and kind == "coco")
         self.splits_itself = self.splits_itself and not splits
@@ -102,7 +103,13 @@ class Builds(RuleBasedStateMachine):
         places = self.root / "source", self.root / "other/source"
         presize = draw.choice([None, None, SIDE // 2])
         handled = {"outside": outside, "outlines": outlines, "is_halved": presize is not None}
-        handled |= {"kept": draw_format(kind, number)}
+        handled |= {"kept": draw_format(kind, number)} | draw_clips(kind, number)
+        if (clips := handled["clips"]) and handled["way"] == "file" and handled["kept"] and kind != "jsonl":
+            # A clip in one file is a TIFF of pages. One page in a folder would be a frame.
+            handled["kept"] = handled["kept"] if "tif" in handled["kept"][2] else None
+            pixels = (each for each in itertools.count(first % 1500) if each % 11)
+        else:
+            pixels = itertools.count(first % 1500 if clips else first)
         self.sources = [Source(kind, place, frozenset(traits), draw, pixels, **handled) for place in places]
         for source, count in zip(self.sources, (draw.randrange(7, 26), draw.randrange(1, 6)), strict=True):
             for _ in range(count):
@@ -115,6 +122,8 @@ class Builds(RuleBasedStateMachine):
             "splits": "train=0.7,val=0.3" if splits else None,
             "encode": draw.choice(["keep", "keep", "exact", "png"]) if handled["kept"] is None else "keep",
             "pixels": None if handled["kept"] is None else "keep",
+            "frames": clips and clips[0],
+            "frame_stride": clips and clips[1],
             "seed": draw.randrange(3),
             "presize": presize,
             "presize_mode": draw.choice(["short", "long", "fit"]),
@@ -127,7 +136,7 @@ class Builds(RuleBasedStateMachine):
             self.options["names"] = draw.choice(["tpufeed", "tpufeed", "kaggle"])
         if self.sources[0].has_numbers:
             self.options["classes"] = None
-        if self.sources[0].has_numbers or self.sources[0].leaves_some:  # kaggle's names need classes
+        if self.sources[0].has_numbers or self.sources[0].leaves_some or clips:  # kaggle's names need classes
             self.options["names"] = "tpufeed"
         self.redraw()
         self.split_of = {}  # by path, or by what is held together
@@ -606,6 +615,14 @@ def draw_format(kind, number):
     dtype, channels, suffixes = FORMATS[number % len(FORMATS)]
     suffixes = tuple(suffix for suffix in suffixes if suffix != "npy" or kind in READ_NPY)
     return (dtype, channels, suffixes) if suffixes and number // 7 % 2 else None
+
+
+def draw_clips(kind, number):
+    """Frames and stride, and how a folder has its clips."""
+    if kind not in MAKES_CLIPS or number // 13 % 3 != 1:
+        return {"clips": None}
+    ways = {"way": ("frames", "file")[number // 39 % 2]} if kind == "folder" else {}
+    return {"clips": ((2, None), (3, None), (3, 2), (2, 1))[number // 78 % 4], "way": "file"} | ways
 
 
 def plain(sample):

@@ -120,7 +120,7 @@ def write_clips(folder, way, count, classes, first, kept):
                     file.write(page, photometric="minisblack", planarconfig="contig")
         else:
             for at, colour in enumerate(colours):
-                name = place / f"{at + number % 2 * 8}.{ {'list': 'jpg', 'arrays': 'npy'}.get(way, 'png')}"
+                name = place / f"{at + number % 2 * 8}.{ {'list': 'jpg', 'arrays': 'npy'}.get(way, 'png') }"
                 if kept:
                     np.save(name, values(number + 3 * at, height, width, *kept))
                 else:
@@ -277,6 +277,7 @@ def add_formats(pool, raw, folder, shard, lists, columns):
     boxes = tpufeed.Boxes(column="boxes", columns=["hidden"], keypoints="poses")
     table = write_table(raw / "deep-table", 21, 600, (4, 3), FORMATS["bands"])
     pool["lists-deep"] = made(shard("lists-deep", table, images=KEEP, shards=2, boxes=boxes, **lists), columns=columns)
+    add_clips(pool, raw, folder, shard)
 
 
 def add_clips(pool, raw, folder, shard):
@@ -366,7 +367,6 @@ def make_pool(folder):
         pool[name] = made(shard(name, table, shards=3, label="tags"), columns=("label", "kp", "speed"))
     add_faces(pool, raw, shard)
     add_formats(pool, raw, folder, shard, lists, columns)
-    add_clips(pool, raw, folder, shard)
     cache.warmup(folder / "lists", folder / "lists-crops", ops=[RandomCrop(16)], variants=2, workers=1)
     pool["lists-crops"] = made(folder / "lists-crops", columns=pool["lists"].columns, size=(16, 16))
 

@@ -8,6 +8,7 @@ import functools
 import io
 import itertools
 import json
+import math
 import random
 import re
 import tarfile
@@ -41,6 +42,8 @@ FORMATS = (
 )
 KEEPS_AXES = {2: {}, 3: {"planarconfig": "contig"}}  # of an array in a TIFF
 SCALES = {"uint8": 1, "uint16": 16, "float32": 1 / 16}  # of the levels of a picture
+MAKES_CLIPS = ("folder", "csv", "jsonl", "tars", "parquet", "arrow", "texts")
+STEPS = 16  # of the numbers of two clips: each frame has a number of its own
 READ_NPY = ("folder", "csv", "jsonl", "parquet", "arrow", "coco", "grouped")
 NUMBERED = re.compile(r"(.*\.(?:parquet|arrow))/0*(\d+)/(.*)")
 
@@ -62,7 +65,15 @@ def kept_picture(number, dtype, channels):
 
 
 def number_of(pixels):
-    """The number of an image, which may have been stored with a loss, mirrored, or at half its size."""
+    """The number of an image, which may have been stored with a loss, mirrored, or at half its size.
+
+    Of a clip it is a tuple, as of `shown_of`. All its frames are mirrored, or none.
+    """
+    if pixels.ndim == 4:
+        numbers, means = [number_of(frame) for frame in pixels], pixels.astype(float).mean(-1)
+        assert len({frame[-1, 0] < frame[-1, -1] for frame in means}) == 1, "some frames are mirrored"
+        assert len({number // STEPS for number in numbers}) == 1, "frames of other clips"
+        return numbers[0] // STEPS, *(number % STEPS for number in numbers)
     if (pixels.dtype.name, pixels.shape[2]) != ("uint8", 3):
         pixels = pixels / SCALES[pixels.dtype.name] - np.arange(pixels.shape[2])
         assert np.ptp(pixels, -1).max() < 12, "the channels differ"
@@ -77,10 +88,45 @@ def number_of(pixels):
     return number
 
 
+def count_of(number):
+    """How many frames the clip of a number has in its source: some have too few."""
+    return 1 if number % 11 == 0 else 5 + number % 3
+
+
+def shown_of(number, frames, stride):
+    """A clip as a dataset has it: its number, and which frames of the source these are. None if it has too few."""
+    count = count_of(number)
+    if stride:
+        chosen = [stride * each for each in range(frames)]
+    else:
+        chosen = [math.floor(each * (count - 1) / (frames - 1)) for each in range(frames)]
+    return None if len({*chosen}) < frames or chosen[-1] >= count else (number, *chosen)
+
+
 @functools.cache
-def image_file(number, is_broken=False, kept=None):
+def clip_file(number, is_broken=False, kept=None):
+    """The bytes of a clip in one file, an animation or a TIFF of pages."""
+    data, suffix = io.BytesIO(), suffix_of(number, kept, "file")
+    numbers = [number * STEPS + each for each in range(count_of(number))]
+    if kept:
+        with tifffile.TiffWriter(data) as file:
+            for each in numbers:
+                pixels = kept_picture(each, *kept[:2])
+                pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+                file.write(pixels, photometric="minisblack", **KEEPS_AXES[pixels.ndim])
+    else:
+        first, *rest = (Image.fromarray(picture(each)) for each in numbers)
+        form, more = {"gif": ("GIF", {}), "webp": ("WEBP", {"lossless": True}), "png": ("PNG", {})}.get(
+            suffix, ("TIFF", {})
+        )
+        first.save(data, form, save_all=True, append_images=rest, **more)
+    return data.getvalue()[: len(data.getvalue()) // 3] if is_broken else data.getvalue()
+
+
+@functools.cache
+def image_file(number, is_broken=False, kept=None, suffix=""):
     """The bytes of an image of the format that `suffix_of` says. `kept` is one of `FORMATS`."""
-    data, suffix = io.BytesIO(), suffix_of(number, kept)
+    data, suffix = io.BytesIO(), suffix or suffix_of(number, kept)
     pixels = kept_picture(number, *kept[:2]) if kept else picture(number)
     pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
     image = None if suffix in ("npy", "tif") else Image.fromarray(pixels)
@@ -101,8 +147,16 @@ def image_file(number, is_broken=False, kept=None):
     return data.getvalue()[:-30] if is_broken else data.getvalue()  # of each other bytes
 
 
-def suffix_of(number, kept=None):
-    """Every third image is a JPEG, and some are of the formats that are stored as JPEG, if they are not kept."""
+def suffix_of(number, kept=None, clip=""):
+    """Every third image is a JPEG, and some are of the formats that are stored as JPEG, if they are not kept.
+
+    A `clip` is one "file", or "frames" or a "list" of images.
+    """
+    if clip == "file":
+        number = number if count_of(number) > 1 else 0  # others would be plain images
+        return "tif" if kept else ["gif", "webp", "png", "tif"][number % 4]
+    if clip and not kept:
+        return ["jpg", "png"][number % 2]
     if kept:
         return kept[2][number % len(kept[2])]
     return "jpg" if number % 3 == 0 else ["png", *sorted(MODERN)][number % 7 if number % 7 <= len(MODERN) else 0]
@@ -125,6 +179,7 @@ class Row:
         marks: 0 or 1 for each box.
         bad: what is wrong with it: "image", "box", "mask", or nothing.
         kept: one of `FORMATS`.
+        clip: "file" if it is a clip in one file, "frames" if in a folder of images, "list" if a row names these.
     """
 
     name: str
@@ -139,10 +194,37 @@ class Row:
     mask: int
     bad: str = ""
     kept: tuple | None = None
+    clip: str = ""
 
     @property
     def file(self):
-        return f"{self.name}.{suffix_of(self.pixels, self.kept)}"
+        return f"{self.name}.{suffix_of(self.pixels, self.kept, self.clip)}"
+
+    @property
+    def frames(self):
+        """The names of its files, if each is a frame."""
+        suffix, first = suffix_of(self.pixels, self.kept, self.clip), self.pixels % 2 * 9
+        return [f"{self.name}/{first + each}.{suffix}" for each in range(count_of(self.pixels))]
+
+    @property
+    def files(self):
+        """All its files, and their bytes. A broken clip lacks a frame, or its first one is broken."""
+        if self.clip in ("", "file"):
+            return {self.file: self.data}
+        names, first = self.frames, self.pixels * STEPS
+        suffix, breaks = names[0].rpartition(".")[2], self.bad == "image" and self.pixels % 2
+        found = {
+            name: image_file(first + at, self.bad == "image" and not at and not breaks, self.kept, suffix)
+            for at, name in enumerate(names)
+        }
+        if breaks and len(names) > 1:
+            del found[names[self.clip == "frames"]]
+        return found
+
+    @property
+    def place(self):
+        """What the dataset calls it, below the folder of images."""
+        return {"frames": self.name, "list": self.frames[0]}.get(self.clip, self.file)
 
     @property
     def id(self):
@@ -150,7 +232,7 @@ class Row:
 
     @property
     def data(self):
-        return image_file(self.pixels, self.bad == "image", self.kept)
+        return (clip_file if self.clip else image_file)(self.pixels, self.bad == "image", self.kept)
 
     @property
     def mask_data(self):
@@ -200,6 +282,8 @@ class Source:
         is_halved: images are stored at half their size.
         has_varied: marks differed within an image when the dataset was made.
         kept: the pixel format of its images, one of `FORMATS`; None for 8-bit RGB.
+        clips: frames and stride of clips; None for images.
+        way: how a folder has its clips: "file" or "frames".
     """
 
     kind: str
@@ -216,6 +300,8 @@ class Source:
     is_halved: bool = False
     has_varied: bool = False
     kept: tuple | None = None
+    clips: tuple | None = None
+    way: str = "file"
 
     @property
     def splits_itself(self):
@@ -223,15 +309,17 @@ class Source:
 
     @property
     def has_boxes(self):
-        return self.kind not in ("folder", "csv")
+        return self.kind not in ("folder", "csv") and not self.clips
 
     @property
     def has_masks(self):
+        if self.clips:
+            return False
         return self.kind == "jsonl" or (self.kind in ("folder", "tars", "parquet", "arrow") and "masks" in self.traits)
 
     @property
     def labels_boxes(self):
-        return self.kind in ("jsonl", *DECLARES)
+        return self.kind in ("jsonl", *DECLARES) and not self.clips
 
     @property
     def url(self):
@@ -278,7 +366,7 @@ class Source:
 
     @property
     def has_points(self):
-        return "points" in self.traits and self.kind == "csv"
+        return "points" in self.traits and self.kind == "csv" and not self.clips
 
     def label(self, row):
         """The label of an image; None if it has none."""
@@ -333,9 +421,17 @@ class Source:
             marks=tuple(self.draw.randrange(2) for _ in boxes),
             mask=self.draw.randrange(250),
             kept=self.kept,
+            clip=self.draw_way() if self.clips else "",
         )
 
+    def draw_way(self):
+        if self.kind != "jsonl":
+            return self.way if self.kind == "folder" else "file"
+        return "list" if self.kept and "tif" not in self.kept[2] else self.draw.choice(["list", "file"])
+
     def corners(self):
+        if self.clips:
+            return []
         count = 1 if "lists of one" in self.traits else self.draw.randrange(4)
         may_leave = "boxes outside" in self.traits
         least, most = zip(
@@ -386,7 +482,7 @@ class Source:
 
     def change(self):
         at = self.pick()
-        return self.put(at, pixels=self.same_form(self.rows[at].pixels))
+        return self.put(at, pixels=self.same_form(self.rows[at]))
 
     def mend(self):
         self.rows = [replace(each, bad="") for each in self.rows]
@@ -416,13 +512,13 @@ class Source:
 
     def double(self):
         at = self.pick()
-        new = replace(self.make_row(), pixels=self.rows[at].pixels)
+        new = replace(self.make_row(), pixels=self.rows[at].pixels, clip=self.rows[at].clip)
         self.rows.insert(self.draw.randrange(len(self.rows) + 1), new)
         return self.rows[at].name
 
-    def same_form(self, pixels):
-        suffix = suffix_of(pixels, self.kept)
-        return next(number for number in self.pixels if suffix_of(number, self.kept) == suffix)
+    def same_form(self, row):
+        """Pixels with which a row keeps its path."""
+        return next(number for number in self.pixels if replace(row, pixels=number).place == row.place)
 
     # On the disk.
 
@@ -431,7 +527,8 @@ class Source:
 
     def write_folder(self):
         places = {row.file: self.path(row, 0) for row in self.rows}
-        sync(self.url, {places[row.file]: row.data for row in self.rows})
+        folders = [(row, self.path(row, 0).removesuffix(row.place)) for row in self.rows]
+        sync(self.url, {folder + name: data for row, folder in folders for name, data in row.files.items()})
         if self.has_masks:
             masks = {places[row.file].replace(row.file, f"{row.name}.png"): row.mask_data for row in self.rows}
             sync(self.folder / "masks", masks)
@@ -450,20 +547,21 @@ class Source:
         lines = []
         for row in self.rows:
             said = {
-                "path": f"im/{row.file}",
-                "label": list(row.kinds) if row.boxes else [],
-                "mask": f"m/{row.name}.png",
+                "path": [f"im/{name}" for name in row.frames] if row.clip == "list" else f"im/{row.file}",
+                "label": row.kinds[0] if self.clips else list(row.kinds) if row.boxes else [],
             }
+            said |= {"mask": f"m/{row.name}.png"} if self.has_masks else {}
             lines.append(json.dumps(said | self.values(row)))
-        images = {f"im/{row.file}": row.data for row in self.rows}
+        images = {f"im/{name}": data for row in self.rows for name, data in row.files.items()}
         masks = {f"m/{row.name}.png": row.mask_data for row in self.rows}
         sync(self.folder, {self.url.name: "\n".join(lines).encode(), **images, **masks})
 
     def values(self, row):
         """The columns as JSON has them."""
-        found = {"text": row.text, "count": row.count, "nums": list(row.nums), "boxes": row.said_boxes}
+        found = {"text": row.text, "count": row.count, "nums": list(row.nums)}
+        found |= {"boxes": row.said_boxes} if self.has_boxes else {}
         found |= {"tags": list(row.tags)} if "text lists" in self.traits else {}
-        return found | ({"hidden": list(row.marks)} if "box columns" in self.traits else {})
+        return found | ({"hidden": list(row.marks)} if "box columns" in self.traits and self.has_boxes else {})
 
     def write_tars(self):
         tars = {}
@@ -677,16 +775,16 @@ class Source:
 
     def path(self, row, at):
         split = f"{own_split(row.file)}/" if self.splits_itself else ""
-        plain = {"folder": f"{row.kinds[0]}/{row.file}" if self.label(row) is not None else row.file}
+        plain = {"folder": f"{row.kinds[0]}/{row.place}" if self.label(row) is not None else row.place}
         plain |= {"tars": f"{row.id % 2}.tar/{row.file}", "texts": f"{row.id % 2}/{row.file}"}
         plain |= {"parquet": f"data/train-00000-of-00001.parquet/{at}/{row.file}"}
         plain |= {"arrow": f"data-00000-of-00001.arrow/{at}/{row.file}", "coco": split + row.file}
         plain |= {"yolo": f"images/{split}{row.file}", "voc": f"JPEGImages/{row.file}", "imagefolder": split + row.file}
-        return plain.get(self.kind, f"im/{row.file}")
+        return plain.get(self.kind, f"im/{row.place}")
 
     def keep(self, row):
         """The places of the boxes that are kept, these boxes within the image, and what is wrong with the row."""
-        kept, boxes, wrong = [], [], ""
+        kept, boxes, wrong = [], [], "" if not self.clips or shown_of(row.pixels, *self.clips) else "image"
         for at, box in enumerate(row.boxes if self.has_boxes else ()):
             inside = tuple(min(max(each, 0), SIDE) for each in box)
             is_gone = inside[0] >= inside[2] or inside[1] >= inside[3]
@@ -746,8 +844,9 @@ class Source:
             elif self.kind == "imagefolder":
                 columns |= {"objects.bbox": whole, "objects.hidden": marks}
             elif self.kind not in ("folder", "csv"):
-                columns = {name: flat(value) for name, value in self.values(row).items()} | {"boxes": whole}
-                columns |= {"hidden": marks} if "box columns" in self.traits else {}
+                columns = {name: flat(value) for name, value in self.values(row).items()}
+                columns |= {"boxes": whole} if self.has_boxes else {}
+                columns |= {"hidden": marks} if "box columns" in self.traits and self.has_boxes else {}
             if self.has_masks:
                 columns["mask"] = (row.mask,)
             elif self.draws:
@@ -761,7 +860,8 @@ class Source:
             if self.has_numbers:
                 columns["label"], labels = ("nan" if label is None else label,), ()
             labels = () if label is None else labels
-            found[path] = Sample(path, row.pixels, labels, tuple(sorted(columns.items()))), bad
+            pixels = shown_of(row.pixels, *self.clips) if self.clips and bad != "image" else row.pixels
+            found[path] = Sample(path, pixels, labels, tuple(sorted(columns.items()))), bad
         return found
 
 

@@ -75,19 +75,26 @@ def read(manifest, folder, variant=0):
     return Version(tuple(manifest["class_names"]), splits)
 
 
+def decoded(data):
+    """The pixels of an encoded image."""
+    if data.startswith(b"\x93NUMPY"):
+        return np.load(io.BytesIO(data))
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
 def to_sample(payload, manifest):
     found, columns = features(payload), {}
     keys = {spec["name"]: spec.get("stored_as") or spec["name"] for spec in manifest["features"]}
     image = found.get(keys.get("image/encoded"))
     kept = manifest["features"][0].get("pixels", {"dtype": "uint8", "channels": 3})
+    frames, channels = kept.get("frames", 1), kept["channels"]
     if image is None:
         pixels = np.frombuffer(found["image/tensor"][0], kept["dtype"])
-        pixels = pixels.reshape(math.isqrt(pixels.size // kept["channels"]), -1, kept["channels"])
-    elif image[0].startswith(b"\x93NUMPY"):
-        pixels = np.load(io.BytesIO(image[0]))
-        assert (pixels.dtype.name, pixels.shape[2]) == (kept["dtype"], kept["channels"])
+        pixels = pixels.reshape(frames, math.isqrt(pixels.size // channels // frames), -1, channels)
     else:
-        pixels = np.asarray(Image.open(io.BytesIO(image[0])).convert("RGB"))
+        pixels = np.stack(list(map(decoded, image)))
+    assert (pixels.dtype.name, len(pixels), pixels.shape[3]) == (kept["dtype"], frames, channels)
+    pixels = pixels if "frames" in kept else pixels[0]
     labels = found[keys["image/class/label"]] if "image/class/label" in keys else ()  # numbers are no classes
     names = tuple(manifest["class_names"][label] for label in labels if label != -1)
     text = tuple(each.decode() for each in found[keys["image/class/text"]] if each) if labels else ()
@@ -101,7 +108,7 @@ def to_sample(payload, manifest):
         if name == "mask":
             data = found[key][0]
             mask = np.frombuffer(data, np.uint8) if image is None else np.asarray(Image.open(io.BytesIO(data)))
-            assert mask.size * pixels.shape[2] == pixels.size
+            assert mask.size * channels == pixels.size
             columns[name] = shown(mask)
         elif name not in OWN:
             values = found.get(key, ())

@@ -65,7 +65,13 @@ MIXING = ((MixUp(),), (CutMix(),), (CutMix(2.0),), (MixUp(0.5, p=0.5), CutMix())
 # Levels by which a device may be off that decodes coefficients: the host rounds after the inverse DCT, and clips before
 # it resizes. Another crop of these images, or another flip, is 200 off.
 CODED = 16
-CROPPED = {"crops", "grown-crops", "lists-crops", "bands-crops", "clips-crops"}  # caches of random crops, which no device crops again
+CROPPED = {
+    "crops",
+    "grown-crops",
+    "lists-crops",
+    "bands-crops",
+    "clips-crops",
+}  # caches of random crops, which no device crops again
 WEIGHTS = ((1.0,), (0.5, 2.0, 0.0, 7.0), (1e-3, 1.0, 3e3), (0.0, 0.0, 0.7))  # of samples
 SEEDS = (0, 1, 7, -3, 1 << 40, (1 << 64) + 5)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -14,7 +15,7 @@ import tpufeed
 from tests.clips import FRAMES, build, frame, write_animation, write_folder, write_source
 from tests.sharding.outputs import rejects_of, samples_of
 from tpufeed.cli.app import app
-from tpufeed.errors import OptionError, SourceError, TooManyRejectsError
+from tpufeed.errors import BuildError, OptionError, SourceError, TooManyRejectsError
 from tpufeed.images.decoding import decode
 
 
@@ -135,6 +136,25 @@ def test_animated_files_are_clips_also_with_numbers(ending, tmp_path):
     tpufeed.verify(tmp_path / "set", decode="all")
 
 
+def test_pages_of_a_format_that_is_kept_are_clips_also_with_numbers(tmp_path):
+    def write(*clips):
+        for clip in clips:
+            path = tmp_path / f"raw/a/clip{clip}.tif"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tifffile.TiffWriter(path) as file:
+                for number in range(3):
+                    pixels = np.full((9, 8, 5), clip + number, np.uint16)
+                    file.write(pixels, photometric="minisblack", planarconfig="contig")
+
+    write(1, 2)
+    manifest = shard(tmp_path / "raw", tmp_path / "set", frames=2, images={"pixels": "keep"})
+    assert (str(manifest.pixels), manifest.records) == ("uint16 of 5 channels, clips of 2 frames", {"train": 2})
+    write(3)
+    (tmp_path / "raw/a/clip3.tif").write_bytes((tmp_path / "raw/a/clip3.tif").read_bytes()[:500])
+    with pytest.raises(BuildError, match="none of the 1"):  # its format is not known
+        tpufeed.append(tmp_path / "raw", tmp_path / "set", workers=1, max_rejects=99)
+
+
 def test_one_folder_with_animated_files_and_frames_is_refused(tmp_path):
     write_animation(tmp_path / "raw/a/clip1.webp", 1)
     write_folder(tmp_path / "raw/a/clip", 1, name="{}.webp")
@@ -184,6 +204,7 @@ def test_a_table_lists_the_frames(tmp_path):
     said = [json.loads(line) for line in Path(tmp_path / "set/rejects.jsonl").read_text().splitlines()]
     found = {each["reason"]: each["message"] for each in said if "gone" not in each["message"]}
     assert "row 4" in found["too_few_frames"]
+    assert [each["path"] for each in said if each["reason"] == "too_few_frames"] == ["clip0/0.jpg"]
     assert "row 6" in found["unreadable"]
     assert any("'gone.jpg': there is no such file" in each["message"] for each in said)
 

@@ -26,7 +26,7 @@ from tpufeed.images.modern import MODERN, read_modern, sniff_modern
 from tpufeed.images.tensors import NPY_START, read_npy_header
 from tpufeed.images.unwritten import check_segments
 
-# Our errors have what matters of their logs. Without a handler Python would print these to stderr, once per file.
+# Our errors have what these log. Without a handler Python would print the log to stderr, once per file.
 for _name in ("PIL.TiffImagePlugin", "tifffile"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 

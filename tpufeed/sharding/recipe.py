@@ -99,7 +99,8 @@ def find_pixels(inventory: Inventory, standing: StandingDataset | None) -> list[
     if not counts:
         if keeps and not frames:  # the build will say why none is readable
             return []
-        counts[msgspec.structs.replace(RGB8, frames=frames)] = 0
+        base = standing.manifest.pixels if keeps and standing is not None else RGB8
+        counts[msgspec.structs.replace(base, frames=frames)] = 0
     (pixels, most), *others = counts.most_common()
     said = "; ".join(
         f"{count} {found.of_images}, like {examples[found]}" for found, count in counts.most_common() if count

@@ -153,7 +153,8 @@ class TableColumns:
             columns = further or [(self.files[0], self._reasons[0])] * len(pictures)  # frames
             for (column, missing), (name, found, lack) in zip(columns, pictures, strict=True):
                 if lack is not None:
-                    said = f"{name!r}: {lack}" if found is not None else f"{lack}. Expected {self._expected}"
+                    expected = "" if isinstance(lack, ImageError) else f". Expected {self._expected}"
+                    said = f"{name!r}: {lack}" if found is not None else f"{lack}{expected}"
                     reason = lack.reason if isinstance(lack, ImageError) else missing
                     problems.append((reason, f"{row}, column {column!r}: {said}"))
             path, problem = identity_of(base, path), problems[0] if problems else known
@@ -183,7 +184,7 @@ class TableColumns:
         try:
             chosen = choose_frames(len(value), images.frames, images.frame_stride)
         except ImageError as error:
-            return [error]
+            return [*map(_to_path, value[:1]), error]  # the clip has the name of its first frame
         return [_to_path(value[number]) for number in chosen]
 
     def _find_label(self, record: Record) -> Label | Labels:
