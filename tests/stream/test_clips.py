@@ -27,6 +27,8 @@ from tpufeed.images import (
     Resize,
     Rotate,
 )
+from tpufeed.images import pipeline as pipeline_module
+from tpufeed.images.decoding import decode
 from tpufeed.images.pipeline import Pipeline
 from tpufeed.measure.contact_sheet import make_contact_sheet
 from tpufeed.measure.doctor import examine
@@ -145,6 +147,22 @@ def test_caches_hold_clips(encode, clips, tmp_path):
     assert smaller.shape == (4, 4, 20, 20, 3)
     tpufeed.cache.warmup(tmp_path, tmp_path / "again", ops=[CenterCrop(16)], allow_augmented=True, workers=1)
     assert next(iter(read(tmp_path / "again", columns="default")))[0].shape == (4, 4, 16, 16, 3)
+
+
+def test_variants_and_views_share_the_decoding_of_each_frame(clips, tmp_path, monkeypatch):
+    decoded = []
+
+    def count(*args):
+        decoded.append(args)
+        return decode(*args)
+
+    monkeypatch.setattr(pipeline_module, "decode", count)
+    ops = [RandomResizedCrop(16), HorizontalFlip()]
+    tpufeed.cache.warmup(clips, tmp_path, ops=ops, variants=3, workers=1)
+    assert len(decoded) <= 2 * 4 * 12  # the plan has tried some, too
+    decoded.clear()
+    assert len(tpufeed.TFRecordImages(clips, "train", views=[ops, ops, ops], columns=["image"])[3]) == 3
+    assert len(decoded) == 4
 
 
 def test_device_ops_give_all_frames_the_same_numbers(clips):

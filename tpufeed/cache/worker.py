@@ -12,7 +12,7 @@ from tpufeed.builds.worker import Output, TaskContext, reach, run
 from tpufeed.cache.moving import Mover, encode_pixels
 from tpufeed.cache.options import CacheOptions
 from tpufeed.cache.origin import OriginSample, iter_samples
-from tpufeed.dataset.clips import ClipPipeline, pipeline_of
+from tpufeed.dataset.clips import pipeline_of, run_clip_views
 from tpufeed.dataset.manifest import Manifest
 from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.schema import CHANNELS, FORMAT, HEIGHT, LABEL, WIDTH, fixed_ints, kaggle_values
@@ -92,8 +92,9 @@ class Augmenter:
 
     def __init__(self, options: CacheOptions, manifest: Manifest, split: str, mends: bool = True) -> None:
         self.seed, ops = manifest.draws_seed(options.seed), options.ops_of(split)
-        make = pipeline_of(manifest.pixels)
-        self._pipeline = make(ops, self.seed, upright=manifest.upright, pixels=manifest.pixels)
+        self._pixels = manifest.pixels
+        make = pipeline_of(self._pixels)
+        self._pipeline = make(ops, self.seed, upright=manifest.upright, pixels=self._pixels)
         self._mover = Mover(manifest.features, options, self._pipeline)
         self._mends, self._is_coded = mends, options.encode == "dct"
         # Without draws all variants are the first one.
@@ -141,9 +142,9 @@ class Augmenter:
             if isinstance(sample.image, np.ndarray):
                 return [self._pipeline.run(sample.image, *each) for each in zip(draws, self._outs, strict=True)]
             image = memoryview(sample.image)
-            if isinstance(self._pipeline, ClipPipeline):
-                each = zip(draws, self._outs, strict=True)
-                return [self._pipeline.run_stored(image, None, *drawn, self._scratch) for drawn in each]
-            return run_views([self._pipeline] * len(draws), image, draws, self._outs, self._scratch)
+            pipelines = [self._pipeline] * len(draws)
+            if self._pixels.frames:
+                return run_clip_views(pipelines, self._pixels, image, draws, self._outs, self._scratch)
+            return run_views(pipelines, image, draws, self._outs, self._scratch)
         except OpError as error:
             raise OpError(f"{sample.name} (sample {sample.number}): {error}") from error

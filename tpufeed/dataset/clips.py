@@ -7,7 +7,8 @@ import numpy as np
 
 from tpufeed.errors import ImageError, RecordError
 from tpufeed.images.decoding import Buffer, Pixels
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.mending import mend
+from tpufeed.images.pipeline import Pipeline, run_views
 from tpufeed.images.pixel_format import PixelFormat
 from tpufeed.images.protocols import Draws
 from tpufeed.tfrecord.layout import split_values
@@ -36,18 +37,7 @@ class ClipPipeline(Pipeline):
         """
         if shape:
             return self.run(self.pixels.of_bytes(data, shape), draws, out)
-        made = list[Pixels]()
-        for number, frame in enumerate(frames_of(data, self._clip)):
-            try:
-                image = super().run_stored(frame, None, draws, None if out is None else out[number], buffer)
-            except ImageError as error:
-                raise error.at(f"frame {number}") from error
-            made.append(image.copy() if out is None else image)  # it may be a view of `buffer`
-        if out is not None:
-            return out
-        if len({each.shape for each in made}) > 1:
-            raise RecordError("the frames of the clip differ in size")
-        return np.stack(made)
+        return run_clip_views([self], self._clip, data, [draws], [out], buffer)[0]
 
     def run(self, pixels: Pixels, draws: Sequence[Draws], out: Pixels | None = None) -> Pixels:
         """Apply the ops to a clip (frames, height, width, channels), or to one of its frames."""
@@ -58,6 +48,36 @@ class ClipPipeline(Pipeline):
         for frame, target in zip(pixels, out, strict=True):
             super().run(frame, draws, target)
         return out
+
+
+def run_clip_views(
+    pipelines: Sequence[Pipeline],
+    pixels: PixelFormat,
+    data: memoryview,
+    draws: Sequence[Sequence[Draws]],
+    outs: Sequence[Pixels | None],
+    buffer: Buffer | None = None,
+) -> list[Pixels]:
+    """Run each pipeline over one encoded clip of the format `pixels`, as `run_views`. Each frame is decoded once.
+
+    Raises:
+        RecordError, ImageError, OpError, OptionError: see `ClipPipeline.run_stored`.
+    """
+    made = [list[Pixels]() for _ in pipelines]
+    for number, frame in enumerate(frames_of(data, pixels)):
+        own = [None if out is None else out[number] for out in outs]
+        try:
+            try:
+                images = run_views(pipelines, frame, draws, own, buffer)
+            except ImageError as error:
+                images = run_views(pipelines, memoryview(mend(frame, error)), draws, own, buffer)
+        except ImageError as error:
+            raise error.at(f"frame {number}") from error
+        for frames, image, out in zip(made, images, outs, strict=True):
+            frames.append(image.copy() if out is None else image)  # it may be a view of `buffer`
+    if any(len({frame.shape for frame in frames}) > 1 for frames in made):
+        raise RecordError("the frames of the clip differ in size")
+    return [np.stack(frames) if out is None else out for frames, out in zip(made, outs, strict=True)]
 
 
 def frames_of(data: memoryview, pixels: PixelFormat) -> list[memoryview]:

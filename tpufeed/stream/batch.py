@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpufeed.dataset import schema
+from tpufeed.dataset.clips import run_clip_views
 from tpufeed.dataset.records import Reader
 from tpufeed.dataset.sample import Sample
 from tpufeed.errors import ImageError, OpError, RecordError, ShardError
@@ -360,7 +361,9 @@ class Decoder:
             target = rows[name]
             found = None if isinstance(target, list) else target[row]
             outs.append(found if found is None or place is None else found[place])
-        if plan.shape is None and len(plan.pipelines) > 1 and not plan.pixels.frames:
+        if plan.shape is None and len(plan.pipelines) > 1 and plan.pixels.frames:
+            made = run_clip_views(plan.pipelines, plan.pixels, image, draws, outs, _scratch)
+        elif plan.shape is None and len(plan.pipelines) > 1:
             made = run_views(plan.pipelines, image, draws, outs, _scratch)
         else:
             each = zip(plan.made, draws, outs, strict=True)
