@@ -1,6 +1,8 @@
 """Frames of animated files: which are taken, their pixels, and files that end early."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -63,6 +65,21 @@ def test_frames_of_sixteen_bits_keep_them(tmp_path):
     pages[0].save(tmp_path / "x.tif", save_all=True, append_images=pages[1:])
     found = read_frames((tmp_path / "x.tif").read_bytes(), 3, None)
     assert [np.asarray(Image.open(io.BytesIO(file))).max() for file in found] == [1000, 2000, 3000]
+
+
+@pytest.mark.parametrize(("colour", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_an_animated_png_of_deep_colours_is_no_clip_that_keeps_them(colour, channels):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = zlib.compress((b"\0" + bytes(2 * channels * 8)) * 9)
+    control = [struct.pack(">5I2H2B", number, 8, 9, 0, 0, 1, 10, 0, 0) for number in (0, 1)]
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">2I5B", 8, 9, 16, colour, 0, 0, 0))
+    data += chunk(b"acTL", struct.pack(">2I", 2, 0)) + chunk(b"fcTL", control[0]) + chunk(b"IDAT", rows)
+    data += chunk(b"fcTL", control[1]) + chunk(b"fdAT", struct.pack(">I", 2) + rows) + chunk(b"IEND", b"")
+    assert len(read_frames(data, 2, None)) == 2
+    with pytest.raises(ImageError, match="16-bit colours"):
+        read_frames(data, 2, None, keeps=True)
 
 
 def rows_of(frames):

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tifffile
 from PIL import Image
 from typer.testing import CliRunner
 
 import tpufeed
 from tests.clips import FRAMES, build, frame, write_animation, write_folder, write_source
+from tests.frameworks import lazy
 from tests.sharding.outputs import rejects_of, samples_of
 from tpufeed.cli.app import app
 from tpufeed.errors import BuildError, OptionError, SourceError, TooManyRejectsError
 from tpufeed.images.decoding import decode
+
+tifffile = lazy("tifffile")
 
 
 def shard(src, dst, **options):
@@ -136,6 +138,7 @@ def test_animated_files_are_clips_also_with_numbers(ending, tmp_path):
     tpufeed.verify(tmp_path / "set", decode="all")
 
 
+@pytest.mark.uses("tifffile")
 def test_pages_of_a_format_that_is_kept_are_clips_also_with_numbers(tmp_path):
     def write(*clips):
         for clip in clips:

@@ -44,6 +44,12 @@ def read_frames(data: bytes, frames: int, stride: int | None, keeps: bool = Fals
         choose_frames(1, frames, stride)  # raises
     if header.format == "gif":
         _check_gif_end(data)
+    if keeps and header.format == "png" and data[24] == 16 and data[25]:
+        raise ImageError(
+            "unsupported",
+            "an animated PNG of 16-bit colours, of which Pillow gives 8 bits. Save each frame as a file, or leave "
+            "--pixels keep out",
+        )
 
     def take(image: Image.Image, _: object) -> list[bytes]:
         first = int(image.info.get("default_image", False))  # of a PNG, shown where animations are not
