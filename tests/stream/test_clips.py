@@ -309,8 +309,20 @@ def test_what_has_no_meaning_for_clips_is_refused_by_name(clips, tmp_path):
     for options, said in (({"encode": "dct"}, "dct"), ({"encode": "jpeg", "names": "kaggle"}, "single images")):
         with pytest.raises(OptionError, match=said):
             tpufeed.cache.warmup(clips, tmp_path, ops=[CenterCrop(32)], workers=1, **options)
-    with pytest.raises(OptionError, match="holds clips: use tpufeed bench"):
-        examine(clips, seconds=1)
+
+
+@pytest.mark.parametrize("is_cache", [False, True])
+def test_doctor_measures_clips(is_cache, clips, tmp_path):
+    url, ops = clips, [RandomResizedCrop(24)]
+    if is_cache:
+        tpufeed.cache.warmup(clips, tmp_path, ops=[CenterCrop(32)], workers=1)
+        url = tmp_path
+    found = examine(url, ops=ops, batch_size=4, seconds=1.0)
+    assert any("clip" in note for note in found.notes)
+    rates = {stage.name: stage.images_per_second for stage in found.stages}
+    assert rates["reading"] > 0
+    assert rates["assembly"] > 0
+    assert is_cache or rates["decoding"] > 0
 
 
 def test_the_manifest_refuses_impossible_clips(clips, tmp_path):

@@ -200,8 +200,6 @@ def _examine_datasets(data: Dataset | Mixture, asked: _Asked) -> Measurements:
         raise OptionError(
             f"{sources[0].url}: split {split!r} is empty, so there is nothing to measure; choose another with --split"
         )
-    if clips := next((source for source in sources if source.manifest.pixels.frames), None):
-        raise OptionError(f"doctor tells apart what single images cost, and {clips.url} holds clips: use tpufeed bench")
     # Device ops may crop themselves.
     default = asked.ops is None and not later and any(source.manifest.cache is None for source in sources)
     live = _DEFAULT_OPS if default else asked.ops
@@ -264,10 +262,11 @@ def _measure_loading(
         images: a sample of the dataset's images.
         ops: the ops that the loader runs on the host.
     """
-    manifest, alone = dataset.manifest, not isinstance(data, Mixture)
+    manifest = dataset.manifest
+    alone, pixels = not isinstance(data, Mixture), manifest.pixels
     encoded, seconds = manifest.tensor_shape is None, asked.seconds
     # Loaders keep local copies of remote shards, so measure with a local dataset of the sample instead.
-    copied = dataset.is_remote and alone
+    copied = dataset.is_remote and alone and not pixels.frames
     with temporary_folder() as folder:
         near, fed_ops = data, asked.ops
         if copied:
@@ -282,14 +281,17 @@ def _measure_loading(
             rates = measure_loader(near, split, asked.batch_size, seconds * _LOADING, **given)
         except (TpufeedError, OSError, MemoryError) as error:
             return {ASSEMBLY: Stage(ASSEMBLY, why_not=format_error(error))}, (), []
-        stages = tell_stages_apart(rates, images if encoded else (), ops, seconds, fast=not manifest.is_coded)
+        sample = images if encoded else ()
+        stages = tell_stages_apart(rates, sample, ops, seconds, fast=not manifest.is_coded, pixels=pixels)
         if asked.device_ops and not ops:
             stages[OPS] = Stage(OPS, why_not="the device runs them all")
         if copied:
             stages[ASSEMBLY] = replace(stages[ASSEMBLY], detail=f"{stages[ASSEMBLY].detail}, from local copies")
         same: dict[str, Any] = {"ops": ops, "device_ops": asked.device_ops, "batch_size": rates.batch_size}
         alternatives, untried = tuple[Alternative, ...](), list[str]()
-        if alone and encoded and manifest.cache is None:
+        if pixels.frames:
+            untried.append("each clip counts as one image. Other ways to store clips are not tried")
+        elif alone and encoded and manifest.cache is None:
             asked.tell("other ways to store the images")
             built = sum(entry.records for entry in manifest.splits.values())
             same |= {"records": dataset.split(split).records, "built": built, "manifest": manifest}

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from tpufeed.adapters.loader import Loader
+from tpufeed.dataset.clips import pipeline_of
 from tpufeed.dataset.reader import Dataset
 from tpufeed.errors import ImageError, OpError, TpufeedError
-from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.protocols import Op
 from tpufeed.measure.machine import memory_bytes
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Storage
@@ -167,11 +168,16 @@ def measure_loader(data: Dataset | Mixture, split: str, batch_size: int, seconds
 
 
 def tell_stages_apart(
-    rates: LoaderRates, images: Sequence[bytes], ops: Sequence[Op], seconds: float, fast: bool = True
+    rates: LoaderRates,
+    images: Sequence[bytes],
+    ops: Sequence[Op],
+    seconds: float,
+    fast: bool = True,
+    pixels: PixelFormat = RGB8,
 ) -> dict[str, Stage]:
     """Return reading, decoding, ops and assembly of a loader.
 
-    `images` are encoded, or empty for raw pixels. `fast` is as for the loader's pipelines.
+    `images` are encoded, or empty for raw pixels. `fast` and `pixels` are as for the loader's pipelines.
     """
     whole_span, reading_span, decoding_span = rates.spans
 
@@ -180,7 +186,7 @@ def tell_stages_apart(
         span = None if decoding_span is None else (decoding_span[0] / share, decoding_span[1] / share)
         return Stage(name, rates.decoding / share, detail, span=span)
 
-    share = time_decoding(images, ops, seconds, fast) if images else 0.0
+    share = time_decoding(images, ops, seconds, fast, pixels) if images else 0.0
     live = part(OPS, 1 - share) if ops and share < 1 else Stage(OPS, why_not="there are none")
     if not images:
         decoding = Stage(DECODING, why_not="raw pixels need no decoding")
@@ -196,7 +202,9 @@ def tell_stages_apart(
     return {stage.name: stage for stage in (reading, decoding, live, whole)}
 
 
-def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float, fast: bool = True) -> float:
+def time_decoding(
+    images: Sequence[bytes], ops: Sequence[Op], seconds: float, fast: bool = True, pixels: PixelFormat = RGB8
+) -> float:
     """Return the time to decode images at full size, as a share of the time to decode them with the ops.
 
     An op that waits, for a service or a disk, takes that time, too. Waiting for a core does not count. The share is 1
@@ -204,7 +212,7 @@ def time_decoding(images: Sequence[bytes], ops: Sequence[Op], seconds: float, fa
     """
     # On a host with four times its load, wall-clock time gave shares from 0.80 to 1.37, and CPU time 0.82 to 0.85. It
     # is the CPU time of all threads of this process, because OpenCV starts some here but none in a loader's workers.
-    plain, pipeline = Pipeline((), seed=0, fast=fast), Pipeline(ops, seed=0, fast=fast)
+    plain, pipeline = (pipeline_of(pixels)(each, seed=0, fast=fast, pixels=pixels) for each in ((), ops))
     draws = pipeline.draw(0, np.arange(len(images)))
     decoding = whole = 0.0
     stop = time.perf_counter() + seconds
