@@ -293,3 +293,24 @@ def test_a_list_without_frames_names_the_option(tmp_path):
     (tmp_path / "table.jsonl").write_text(json.dumps(row) + "\n")
     with pytest.raises(TooManyRejectsError, match=r"list \(of which --frames makes a clip\)"):
         tpufeed.shard(tmp_path / "table.jsonl", tmp_path / "set", workers=1, max_rejects=0)
+
+
+def test_a_table_has_a_pattern_of_frames(tmp_path):
+    for clip, name in enumerate(("f_{:04d}.jpg", "{}.jpg", "f{:02d}.jpg", "f{}.jpg")):
+        write_folder(tmp_path / f"clip{clip}", clip, range(5, 5 + FRAMES), name)
+    (tmp_path / "clip0/f_00007.jpg").write_bytes(b"of another pattern")
+    (tmp_path / "clip2/f07.jpg").unlink()
+    patterns = ["clip0/f_{:04d}.jpg", str(tmp_path / "clip1/{:d}.jpg"), "clip2/f{:02}.jpg", "clip3/f{:04d}.jpg"]
+    patterns += ["clip9/{:d}.jpg", "clip3/f1{:d}.jpg"]
+    lines = ["image,label", *(f"{pattern},{'ab'[number % 2]}" for number, pattern in enumerate(patterns))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert shard(tmp_path / "t.csv", tmp_path / "set", frames=4).records == {"train": 3}
+    for path, clip in (("clip0/f_0005.jpg", 0), (f"{tmp_path}/clip1/5.jpg", 1)):
+        for image, number in zip(frames_of(tmp_path / "set", path), [0, 2, 5, 8], strict=True):
+            assert is_near(image, frame(clip, number))
+    said = [json.loads(line) for line in Path(tmp_path / "set/rejects.jsonl").read_text().splitlines()]
+    assert {each["reason"] for each in said} == {"missing_frame"}
+    found = sorted(each["message"].partition("'image': ")[2] for each in said)
+    assert [
+        words in each for words, each in zip(("clip2/f07.jpg", "clip3/f0001.jpg", "clip9/1.jpg"), found, strict=True)
+    ]

@@ -45,6 +45,7 @@ _BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999,
 ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBER = re.compile(r"\{:0?[0-9]*d?\}")  # of a frame in a pattern of paths
 _TRIED_IMAGES = 16
 _MOST_FOLDERS = 100  # to search for the images
 _MOST_LISTED = 10**6  # files there, if images are in several folders
@@ -170,22 +171,27 @@ class TableColumns:
             further = set[str]().union(*(record for _, record, _ in chunk)) - self._taken
             label = ",".join(self.flags) or self.label
             check_others(f"{self._where}: a column is called", further, self._options, self.files[0], label)
-            each = [[path for name in self.files for path in self._paths(record.get(name))] for _, record, _ in chunk]
+            each = [[p for name in self.files for p in self._paths(record.get(name), files)] for _, record, _ in chunk]
             paths = itertools.chain.from_iterable(each)
             stats = iter(files.stats([resolve(base, path) for path in paths if isinstance(path, str) and path]))
             for row, own in zip(chunk, each, strict=True):
                 yield row, (_look(path, base, stats) for path in own)
 
-    def _paths(self, value: Any) -> Sequence[Any]:
-        """Return what a column says of a file, or of each frame of a clip if it is a list."""
-        images = self._options.images
-        if images.frames is None or not isinstance(value, list):
-            return [_to_path(value)]
+    def _paths(self, value: Any, files: Files) -> Sequence[Any]:
+        """Return what a column says of a file, or of each frame of a clip if it is a list, or a pattern of paths."""
+        images, value = self._options.images, _to_path(value)
+        if images.frames is None:
+            return [value]
+        names = value if isinstance(value, list) else []
         try:
-            chosen = choose_frames(len(value), images.frames, images.frame_stride)
+            if isinstance(value, str) and _NUMBER.search(value):
+                names = _list_frames(value, files)
+            elif not isinstance(value, list):
+                return [value]
+            chosen = choose_frames(len(names), images.frames, images.frame_stride)
         except ImageError as error:
-            return [*map(_to_path, value[:1]), error]  # the clip has the name of its first frame
-        return [_to_path(value[number]) for number in chosen]
+            return [*map(_to_path, names[:1]), error]  # the clip has the name of its first frame
+        return [_to_path(names[number]) for number in chosen]
 
     def _find_label(self, record: Record) -> Label | Labels:
         if not self.flags:
@@ -333,7 +339,8 @@ class TableSource(Source):
 
         if place is not None and is_image_name(place, self._suffixes):
             return partial(place.replace, "{}")
-        if not keys or (place is None and (any("://" in key or key[0] == "/" for key in keys) or count("{}", keys))):
+        are_paths = any("://" in key or key[0] == "/" or _NUMBER.search(key) for key in keys)
+        if not keys or (place is None and (are_paths or count("{}", keys))):
             return None
         with listing():
             names = () if place is not None or is_web(store) else store.iter_folders()
@@ -478,6 +485,22 @@ def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None
     if info is None:
         return path, ImageRef(file, 0, ""), _NO_FILE
     return path, ImageRef(file, info.size_bytes, info.version), _NO_FILE if info.version == BROKEN_LINK else None
+
+
+def _list_frames(pattern: str, files: Files) -> list[str]:
+    """Return the paths that `clip1/frame_{:04d}.jpg` means, in the order of their numbers. Raises ImageError."""
+    (field,) = _NUMBER.findall(pattern)[:1]
+    start, _, end = pattern.partition(field)
+    store, span = files.find(ImageRef(resolve(files.base.url, pattern), 0, ""))
+    head, tail = span.name[: len(span.name) - len(end)].removesuffix(field), len(end)
+    names = () if is_web(store) else (info.name for info in store.iter_objects(posixpath.dirname(span.name)))
+    digits = (name[len(head) : len(name) - tail] for name in names if name.startswith(head) and name.endswith(end))
+    found = sorted(int(each) for each in digits if each.isdecimal() and each == field.format(int(each)))
+    if not found:
+        raise ImageError("missing_frame", f"no file here has a name like {start}{field.format(1)}{end}")
+    if gap := next((number for number, each in enumerate(found, found[0]) if number != each), None):
+        raise ImageError("missing_frame", f"{start}{field.format(gap)}{end} is missing, and later frames are there")
+    return [f"{start}{field.format(number)}{end}" for number in found]
 
 
 def _to_path(value: Any) -> Any:
