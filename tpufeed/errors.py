@@ -308,12 +308,19 @@ class Damage:
 class DatasetDamagedError(DamageError):
     """A dataset is not what was written. `damages` lists all damages, and the message names the first.
 
-    `unreadable` lists the files that could not be read. They may or may not be damaged.
+    `unreadable` lists the files that could not be read. They may or may not be damaged. `remedy`, which ends the
+    message, has the commands that make the damaged files again.
     """
 
-    def __init__(self, message: str, damages: tuple[Damage, ...] = (), unreadable: tuple[Unreadable, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        damages: tuple[Damage, ...] = (),
+        unreadable: tuple[Unreadable, ...] = (),
+        remedy: str = "",
+    ) -> None:
         super().__init__(message)
-        self.damages, self.unreadable = damages, unreadable
+        self.damages, self.unreadable, self.remedy = damages, unreadable, remedy
 
 
 class ManifestError(DamageError):

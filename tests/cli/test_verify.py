@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import tpufeed
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.dataset.verify import REMEDY
+from tpufeed.images import CenterCrop
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_every_damage_is_a_line(run, damaged):
     last = open_dataset(folder).split("train").variants[0].shards[1].records - 1
     done = run("verify", folder)
     assert done.returncode == 1
-    assert done.stderr == f"error: {folder} is damaged: 3 damages in 2 files. {REMEDY}\n"
+    assert done.stderr.startswith(f"error: {folder} is damaged: 3 damages in 2 files. To get files back")
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     assert re.match(rf"{one}, record 0, byte 0: the CRC of the payload", lines[0])
@@ -42,7 +43,8 @@ def test_every_damage_is_a_line(run, damaged):
 def test_json_of_a_damaged_dataset(run, damaged):
     folder, one, two = damaged
     done = run("verify", folder, "--json")
-    assert (done.returncode, done.stderr) == (1, f"error: {folder} is damaged: 3 damages in 2 files. {REMEDY}\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {folder} is damaged: 3 damages in 2 files. To get files back")
     facts = json.loads(done.stdout)
     assert (facts["sound"], facts["url"], facts["records"]) == (False, str(folder), None)
     assert [damage["shard"] for damage in facts["damages"]] == [one, two, two]
@@ -89,3 +91,39 @@ def test_decoding(run, dataset_url):
     done = run("verify", dataset_url, "--decode", "half")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: decode has to be 'all' or a share")
+
+
+def test_the_commands_that_it_names_make_lost_files_again(run, photo_folder, tmp_path):
+    """Of a dataset that has grown, and of a cache of it."""
+    folder, cache = tmp_path / "d", tmp_path / "cache"
+    photos = sorted(photo_folder.glob("*/*.jpg"))
+    for part, taken in (("a b", photos[:5]), ("b", photos[5:9])):
+        (tmp_path / part).mkdir()
+        for photo in taken:
+            shutil.copy(photo, tmp_path / part)
+    tpufeed.shard(tmp_path / "a b", folder, workers=1, shards=2)
+    tpufeed.append(tmp_path / "b", folder, workers=1)
+    tpufeed.cache.warmup(folder, cache, ops=[CenterCrop(16)], workers=1)
+    options = {"shard": ["--shards", "2"], "append": [], "cache": ["--op", "CenterCrop(16)"]}
+    for dataset, commands in ((folder, ["shard", "append"]), (cache, ["cache"])):
+        lost = sorted(dataset.glob("**/*.tfrecord"))
+        for path in lost:
+            path.unlink()
+        done = run("verify", dataset)
+        assert (done.returncode, len(done.stdout.splitlines())) == (1, len(lost))
+        found = [shlex.split(command) for command in re.findall(r"tpufeed (.*?) \(makes ", done.stderr)]
+        assert [words[0] for words in found] == commands
+        for words in found:
+            done = run(*words, *options[words[0]], "--workers", "1")
+            # It makes its own again, and names the command of the others.
+            assert ("append of" in done.stderr) == bool(done.returncode) == (words is not found[-1])
+        assert run("verify", dataset).returncode == 0
+
+
+def test_no_command_is_named_for_a_shard_that_none_makes(run, dataset_url, tmp_path):
+    folder = Path(shutil.copytree(dataset_url, tmp_path / "d"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["options"]["command"] = "adopt"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    next(folder.glob("*.tfrecord")).unlink()
+    assert "No command makes" in run("verify", folder).stderr

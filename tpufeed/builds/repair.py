@@ -25,12 +25,13 @@ _logger = logging.getLogger(__name__)
 
 
 def repair(recipe: Recipe, dataset: Dataset) -> None:
-    """Make the files again that a dataset has lost, if `recipe` is of the command that made them.
+    """Make the files again that a dataset has lost, of those that the command of `recipe` made.
 
     A lost file is missing, or has another size or, if the store knows it, another CRC-32C.
 
     Raises:
-        BuildError: another command made a lost file, or it has other bytes now. Nothing was put.
+        BuildError: another command made a lost file, which the error names once all others are there, or a file has
+            other bytes now, and was not put.
         TpufeedError: an input or the store cannot be read.
     """
     destination = Destination(dataset.store)
@@ -44,9 +45,16 @@ def repair(recipe: Recipe, dataset: Dataset) -> None:
     for name in lost & shards.keys():
         folder, slash, _ = name.rpartition("/")
         by_folder[folder + slash].add(name)
-    parts = {folder: _find_plan(recipe, dataset, folder, min(names)) for folder, names in by_folder.items()}
-    for folder, part in parts.items():
-        _remake(recipe, part, folder, by_folder[folder], shards)
+    others = list[BuildError]()
+    for folder, names in sorted(by_folder.items()):
+        try:
+            part = _find_plan(recipe, dataset, folder, min(names))
+        except BuildError as error:
+            others.append(error)
+        else:
+            _remake(recipe, part, folder, names, shards)
+    if others:
+        raise others[0]
     for variant in indexes:
         _remake_index(destination, variant)
 
@@ -73,7 +81,7 @@ def _find_plan(recipe: Recipe, dataset: Dataset, folder: str, name: str) -> Dest
         command = "append" if folder else header.kind
         advice = f"It is made again, alone, by the command that made it: {command} of {header.source}"
     raise BuildError(
-        f"{mask_secrets(dataset.url)}/{name} is missing or damaged. Nothing was changed. {advice}. To see all that is "
+        f"{mask_secrets(dataset.url)}/{name} is missing or damaged. {advice}. To see all that is "
         f"lost: {advised('verify', mask_secrets(dataset.url))}"
     )
 

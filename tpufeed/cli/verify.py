@@ -42,8 +42,8 @@ def verify_command(
     try:
         found = verify(url, decode, version=version, progress=True)
     except (DatasetDamagedError, DatasetUnreadableError) as error:
-        damages = error.damages if isinstance(error, DatasetDamagedError) else ()
-        _print_problems(url, damages, error.unreadable, as_json)
+        damages, remedy = (error.damages, error.remedy) if isinstance(error, DatasetDamagedError) else ((), "")
+        _print_problems(url, damages, error.unreadable, remedy, as_json)
         raise typer.Exit(error.exit_code) from None
     seconds = time.monotonic() - start
     if as_json:
@@ -54,7 +54,9 @@ def verify_command(
     echo(f"sound: {format_count(found.records, 'record')} in {format_count(found.shards, 'shard')}, {size}{decoded}")
 
 
-def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]", as_json: bool) -> None:
+def _print_problems(
+    url: str, damages: "Sequence[Damage]", unreadable: "Sequence[Unreadable]", remedy: str, as_json: bool
+) -> None:
     """Print damages and unreadable files to stdout, and a line with their number to stderr."""
     if as_json:
         _print_json(url, None, damages, unreadable)
@@ -66,7 +68,6 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
                 echo(each)
             if len(found) > _LINES_SHOWN:
                 echo(f"... and {len(found) - _LINES_SHOWN:,} more; --json lists all of them")
-    from tpufeed.dataset.verify import REMEDY
 
     unread = f"{format_count(len(unreadable), 'file')} cannot be read"
     if not damages:
@@ -77,7 +78,7 @@ def _print_problems(url: str, damages: "Sequence[Damage]", unreadable: "Sequence
         return
     files = format_count(len({damage.shard for damage in damages}), "file")
     also = f"; {unread} besides" if unreadable else ""
-    echo_error(f"error: {url} is damaged: {format_count(len(damages), 'damage')} in {files}{also}. {REMEDY}")
+    echo_error(f"error: {url} is damaged: {format_count(len(damages), 'damage')} in {files}{also}. {remedy}")
 
 
 def _print_json(

@@ -6,6 +6,7 @@ forgotten.
 
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -32,9 +33,12 @@ from tpufeed.errors import (
     ShardError,
     StoreError,
     Unreadable,
+    advised,
+    mask_secrets,
 )
 from tpufeed.options import checked
 from tpufeed.storage.store import Store
+from tpufeed.text import format_count
 from tpufeed.tfrecord.framing import LENGTH_DAMAGED
 
 _UNKNOWN = int(np.iinfo(np.int64).min)  # label of a record that has no label, or is damaged
@@ -43,10 +47,8 @@ _DAMAGES_NAMED = 3
 _CLASSES_NAMED = 5
 _MISSING = "is missing, but the manifest names it"
 _REMOVED = "was removed while it was read"
-REMEDY = (
-    "To get files back, remove the damaged ones, and run the `tpufeed shard`, `append` or `cache warmup` that made "
-    "the dataset again: it makes lost files alone"
-)
+# Of the builds that make lost files again, alone.
+_VERBS = {"shard": "shard", "append": "append", "warmup": "cache warmup", "cache warmup": "cache warmup"}
 _ANOTHER = "Its records are sound: it is the file of another build, or was edited"
 
 
@@ -149,12 +151,33 @@ def verify(
     if damages:
         count = "1 damage" if len(damages) == 1 else f"{len(damages):,} damages"
         also = f"; {cannot} besides" if unreadable else ""
-        message = f"{dataset.url}: {count}: {_name_some(damages)}{also}. {REMEDY}"
-        raise DatasetDamagedError(message, tuple(damages), tuple(unreadable))
+        remedy = _find_remedy(dataset, damages)
+        message = f"{dataset.url}: {count}: {_name_some(damages)}{also}. {remedy}"
+        raise DatasetDamagedError(message, tuple(damages), tuple(unreadable), remedy)
     if unreadable:
         message = f"{dataset.url}: {cannot}, the others are not damaged: {_name_some(unreadable)}"
         raise DatasetUnreadableError(message, tuple(unreadable))
     return Verified(dataset.url, len(shards), walked.records, walked.total_bytes, decoded)
+
+
+def _find_remedy(dataset: Dataset, damages: Sequence[Damage]) -> str:
+    """Return how to get the damaged files back: the command of each build that has made some of them."""
+    manifest, url = dataset.manifest, mask_secrets(dataset.url)
+    builds = {part.folder: (part.kind, part.source) for part in manifest.history}
+    builds.setdefault("", (manifest.options.get("command", ""), manifest.options.get("source", "")))
+    has_other_plan = manifest.cache is not None and len(manifest.history) > 1
+    runs, lost, by_folder = list[str](), list[str](), defaultdict[str, list[str]](list)
+    for name in dict.fromkeys(damage.shard for damage in damages):
+        by_folder[name.rpartition("/")[0]].append(name)
+    for folder, (first, *more) in by_folder.items():
+        kind, source = builds.get(folder, ("", ""))
+        files = f"{first} and {format_count(len(more), 'other')}" if more else first
+        if first == MANIFEST or has_other_plan or kind not in _VERBS:
+            lost.append(f"No command makes {files} alone: restore it, or build all again with --overwrite")
+        else:
+            runs.append(f"{advised(_VERBS[kind], mask_secrets(source), url)} (makes {files})")
+    how = "To get files back, remove the damaged ones, and run, with the options of the build: "
+    return ". ".join([*([how + "; ".join(runs)] if runs else []), *lost])
 
 
 def _name_some(found: Sequence[Damage] | Sequence[Unreadable]) -> str:
