@@ -40,6 +40,22 @@ def test_many_classes(run, tmp_path, photo_folder):
     assert len(json.loads(run("info", tmp_path / "d", "--json").stdout)["classes"]) == 23
 
 
+def test_info_and_card_count_the_images_of_all_versions(run, tmp_path, photo_folder):
+    photos = sorted(photo_folder.glob("*/*.jpg"))
+    for folder, label, photo in zip("aaabb", ["rose", "rose", "tulip", "tulip", "rose"], photos, strict=False):
+        (tmp_path / folder / label).mkdir(parents=True, exist_ok=True)
+        shutil.copy(photo, tmp_path / folder / label)
+    tpufeed.shard(tmp_path / "a", tmp_path / "d", workers=1, splits="train=0.6,val=0.4")
+    assert "2 classes: rose 2, tulip 1\n" in run("info", tmp_path / "d").stdout
+    tpufeed.append(tmp_path / "b", tmp_path / "d", workers=1)
+    assert "2 classes: rose 3, tulip 2\n" in run("info", tmp_path / "d").stdout
+    assert "2 classes: rose 2, tulip 1\n" in run("info", f"{tmp_path}/d", "--version", "1").stdout
+    assert run("card", tmp_path / "d", "--out", tmp_path / "card.md").returncode == 0
+    page = (tmp_path / "card.md").read_text()
+    assert "2 classes: rose 3, tulip 2\n" in page
+    assert "\nSplits: shares, by a hash of each image's path" in page
+
+
 def test_the_transform_of_a_cache(run, cache_url):
     cache = open_dataset(cache_url).manifest.cache
     shown = run("info", cache_url).stdout

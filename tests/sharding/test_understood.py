@@ -64,7 +64,7 @@ def test_the_block_is_that_of_forecast_build_manifest_and_growth(table, photo, t
     assert block_of(built) == [
         "taken as: table of paths (named t.jsonl)",
         "labels: the column label: 2 classes: a 3, b 3",
-        "splits: not in the source: all samples are train",
+        "splits: none in the source, so all samples are train",
         "columns: age int64, objects.bbox float32[1, 4] boxes",
         "boxes: objects.bbox, as left, top, width, height in pixels; the first: [0.0, 1.0, 4.0, 5.0] in 0.png",
     ]

@@ -1,5 +1,6 @@
 """`tpufeed info`."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,12 +137,20 @@ def facts_of(dataset: "Dataset") -> dict[str, Any]:
     """Return what --json prints."""
     import msgspec
 
+    from tpufeed.dataset.listed import MOST_CLASSES
+
     manifest = dataset.manifest
     splits = {
         name: split_facts(dataset.split(name)) | {"class_counts": dataset.class_counts(name)}
         for name in manifest.splits
     }
     cache: dict[str, Any] = msgspec.to_builtins(manifest.cache)
+    listed = manifest.listed
+    if listed.classes and dataset.number > 1:  # it counts the images of version 1
+        each = zip(*(split.class_counts for split in manifest.splits.values()), strict=False)
+        counts = {name: sum(of) for name, of in zip(manifest.class_names, each, strict=False) if any(of)}
+        first = dict(itertools.islice(counts.items(), MOST_CLASSES))
+        listed = msgspec.structs.replace(listed, classes=first, class_count=len(manifest.class_names))
     totals = [sum(counts) for counts in zip(*(split["class_counts"] for split in splits.values()), strict=False)]
     view = dataset.selection and {
         "selected": dataset.selection.text,
@@ -154,8 +163,8 @@ def facts_of(dataset: "Dataset") -> dict[str, Any]:
         "splits": splits,
         "classes": dict(zip(dataset.class_names, totals, strict=False)),
         "sizes": {**msgspec.to_builtins(manifest.sizes), "text": str(manifest.sizes)} if manifest.sizes else None,
-        "listed": manifest.listed,
-        "understood": list(manifest.listed.iter_lines(manifest.sizes, manifest.odd)),
+        "listed": listed,
+        "understood": list(listed.iter_lines(manifest.sizes, manifest.odd)),
         "pixels": str(manifest.pixels),
         "levels": list(manifest.levels or ()),
         "markers": msgspec.to_builtins(manifest.markers) if manifest.markers else None,

@@ -47,7 +47,7 @@ def format_card(dataset: Dataset, facts: Mapping[str, Any], lines: Iterable[str]
         f"From: {_escape(taken_as)}.",
         "## Splits",
         _table(("split", "images", "shards", "MB"), rows),
-        f"Dealt by: {_escape(facts['listed'].splits or 'the source, or not at all')}.",
+        f"Splits: {_escape(facts['listed'].splits or 'those of the source')}.",
         *_iter_classes(dataset, facts, images),
         f"## Samples\n\n![Some samples, with their labels]({quote(sheet)})",
         f"## What it is and how it was made\n\n```text\n{made}\n```",

@@ -211,7 +211,7 @@ class Inventory:
         counts = Counter[int]()
         for label, number in listed.ids.items():
             counts[number] += labels[label]
-        dealt = "not in the source: all samples are train"
+        dealt = "none in the source, so all samples are train"
         if options.split_shares is not None:
             hashed = options.split_with or "each image's path"
             dealt = f"shares, by a hash of {hashed}"
