@@ -753,3 +753,16 @@ def test_names_whose_images_are_not_certain(image, images, said, small_jpegs, tm
     (tmp_path / "train.csv").write_text("image_id,label\n1000,0\n")
     with pytest.raises(OptionError, match=re.escape(said)):
         tpufeed.shard(tmp_path / "train.csv", tmp_path / "d", image=image, workers=1)
+
+
+def test_notes_on_a_sample_submission(table, images):
+    """The names of images are not kept, and labels that are no classes are."""
+    path = table("image_id,label\n3,0\n7,0\n")
+    names, labels = preview_shard(path, images.parent / "d", label="none", image="image_id").warnings
+    assert "filename, with the path, is kept instead of image_id" in names
+    assert "label is kept as a column" in labels
+    tpufeed.shard(path, images.parent / "d", label="none", image="image_id", workers=1)
+    loader = tpufeed.Loader(images.parent / "d", batch_size=2, columns=["filename", "label"], processes=0)
+    (filenames, labels), *_ = loader
+    assert sorted(filenames) == ["3.jpg", "7.jpg"]
+    assert labels.tolist() == [0, 0]

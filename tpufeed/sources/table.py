@@ -362,7 +362,7 @@ class TableSource(Source):
                 taken = found[0] if found else f"all folders below {self.base}, by their names"
                 self.notes.append(
                     f"{column} has no paths: images are taken from {taken}. If they are others, pass --image "
-                    "'FOLDER/{}.jpg'"
+                    f"'FOLDER/{{}}.jpg'. The column filename, with the path, is kept instead of {column}"
                 )
             return partial(found[0].replace, "{}") if found else lambda key: paths.get(key, key)
         if place is not None or not (is_web(store) or any(map(is_image_name, keys))):
@@ -424,6 +424,13 @@ class TableSource(Source):
             columns, change = self.prepare(name, names, first)
             self.image_column = columns.files[0]
             self.labels_from = columns.labels_from
+            if self._options.label == "none":
+                self.notes += (
+                    f"--label none: {name} is kept as a column, and not as the class. If it has no true labels, remove "
+                    "it from the table"
+                    for name in names
+                    if name.strip().lower() in LABEL_COLUMNS and name not in columns.files
+                )
             if columns.flags:
                 self.contents = self.contents._replace(class_names=columns.flags)
             elif columns.label is None:
