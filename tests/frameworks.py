@@ -28,7 +28,7 @@ OPTIONAL = (
     *("jax", "ml_dtypes", "orbax", "grain", "ray", "apache_beam", "xprof", "albumentations", "mlflow", "wandb"),
     *("google", "grpc", "gcsfs", "aiohttp", "pyarrow", "matplotlib", "tensorboard", "prometheus_client"),
     *("pycocotools", "yaml", "pillow_heif", "pillow_jxl", "pydicom", "imagecodecs"),
-    *("absl", "huggingface_hub", "IPython", "nbclient", "nbformat"),
+    *("absl", "torchvision", "huggingface_hub", "IPython", "nbclient", "nbformat"),
 )
 _MISSING = re.compile(rf"No module named '(?P<name>(?:{'|'.join(OPTIONAL)})\b[\w.]*)'")
 _EXTRA = re.compile(r"\w+ is not installed: pip install .*\[\w+\]'")
