@@ -12,7 +12,6 @@ from tpufeed.errors import LoaderError, RecordError
 from tpufeed.images import CenterCrop, Custom
 from tpufeed.stream.host import EpochPrefetch
 
-
 MOMENT_SECONDS = 0.02
 
 
