@@ -143,7 +143,7 @@ def test_beam_over_a_bucket_that_grows(run: Run, tmp_path: Path, photos: Path) -
         server.remove("bucket", lost)
         damaged = run("tpufeed verify gs://bucket/flowers", **server.environment())
         assert damaged.returncode == 1
-        assert "run the `tpufeed shard`, `append` or `cache warmup` that made the dataset again" in damaged.stderr
+        assert f"{append} (makes {lost.removeprefix('flowers/')})" in damaged.stderr
         follow(run, append, "tpufeed card gs://bucket/flowers", **server.environment())
         assert server.get("bucket", lost) == before
     assert "| train | 100 | 2 |" in (tmp_path / "card.md").read_text()
