@@ -64,6 +64,7 @@ class Files:
         self.base = open_store(base)
         self._elsewhere: dict[str, Store] = {}
         self._rows: RowStore | None = None
+        self._listed: tuple[Store, str, list[str]] = (self.base, "", [])  # last
 
     def find(self, image: ImageRef) -> tuple[Store, Span]:
         """Return the store of an image, and its span of bytes there."""
@@ -82,6 +83,12 @@ class Files:
         # The length of a whole file tells whether it is the same.
         stop = image.offset + image.bytes if image.offset else None
         return store, Span(check_name(name), image.offset, stop, image.version)
+
+    def names_below(self, store: Store, folder: str) -> list[str]:
+        """Return the names below a folder, sorted. Calls for the same folder in a row list it once."""
+        if not self._listed[2] or self._listed[:2] != (store, folder):
+            self._listed = store, folder, sorted(info.name for info in store.iter_objects(folder))
+        return self._listed[2]
 
     def are_checked(self, image: ImageRef) -> bool:
         """Return true if the store of an image compares all that is read of it with a checksum."""

@@ -1,5 +1,6 @@
 """Read a table of images: CSV, TSV, JSON lines or Parquet with a column of paths."""
 
+import bisect
 import codecs
 import csv
 import io
@@ -500,8 +501,10 @@ def _list_frames(pattern: str, files: Files) -> list[str]:
     start, _, end = pattern.partition(field)
     store, span = files.find(ImageRef(resolve(files.base.url, pattern), 0, ""))
     head, tail = span.name[: len(span.name) - len(end)].removesuffix(field), len(end)
-    names = () if is_web(store) else (info.name for info in store.iter_objects(posixpath.dirname(span.name)))
-    digits = (name[len(head) : len(name) - tail] for name in names if name.startswith(head) and name.endswith(end))
+    listed: Sequence[str] = () if is_web(store) else files.names_below(store, posixpath.dirname(span.name))
+    later = (listed[at] for at in range(bisect.bisect_left(listed, head), len(listed)))
+    names = itertools.takewhile(lambda name: name.startswith(head), later)
+    digits = (name[len(head) : len(name) - tail] for name in names if name.endswith(end))
     found = sorted(int(each) for each in digits if each.isdecimal() and each == field.format(int(each)))
     if not found:
         raise ImageError("missing_frame", f"no file here has a name like {start}{field.format(1)}{end}")
