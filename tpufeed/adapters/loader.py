@@ -1,4 +1,4 @@
-"""The faces of the adapters: `tpufeed.Loader`, and `tpufeed.device_loader` for loaders of other libraries."""
+"""The public API of the adapters: `tpufeed.Loader`, and `tpufeed.device_loader` for other libraries' loaders."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,11 +43,11 @@ class Loader(Feed):
 
     `for image, label in loader` is one epoch: image uint8 of shape (batch, height, width, 3), C-contiguous, label int64
     of shape (batch,). The next `for` is the next epoch, with another order, other crops and, in a cache, the next
-    variant. You own a batch: its memory is reused only after the last reference is gone, and a forked child has it for
-    itself.
+    variant. You own a batch: its memory is reused only after the last reference is gone. A forked child has a copy of
+    its own.
 
     All options for reading are here. `to_torch`, `to_device`, `to_xla`, `to_jax`, `to_tf` and `to_keras` give the same
-    batches to a framework. They share this loader's place, so each continues where any other stopped. Only one
+    batches to a framework. They share this loader's place: each continues where the last one stopped. Only one
     iteration runs at a time: when a new one begins, earlier iterations of this loader and its feeds raise LoaderError.
     One thread at a time iterates. Any thread may close. Pickles and copies are loaders at the same place, without
     workers.
@@ -61,11 +61,11 @@ class Loader(Feed):
         split: the name of the split to read.
         batch_size: samples per batch on one rank.
         ops: ops of `tpufeed.images`, applied to each image with new random numbers in every epoch. All images must
-            end up the same size. If all of the dataset have one, no op is needed. None: the live ops of a cache, or no
-            op.
-        device_ops: ops that run after `ops`, with draws of the same kind. The device runs them in batches of `to_jax`,
-            `to_xla`, `to_device`, and of `to_keras` on JAX. Then they cost the host a few microseconds per image. The
-            host runs them in all other batches. `MixUp` and `CutMix` come last. Images need one size before these ops.
+            end up the same size. If all images of the dataset have one size, no op is needed. None: the live ops of a
+            cache, or no op.
+        device_ops: ops that run after `ops`, with random numbers of the same kind. The device runs them for `to_jax`,
+            `to_xla`, `to_device`, and for `to_keras` on JAX. Then they cost the host a few microseconds per image. For
+            all other feeds the host runs them. `MixUp` and `CutMix` come last. Images need one size before these ops.
             docs/device_ops.md says which ops there are, and how near their pixels are to those of the host.
         columns: columns of a batch by their short names: image, label, sample (the id within the split), height,
             width, filename, text, or the name of a feature. For a mixture also source, the number of the sample's
@@ -76,8 +76,8 @@ class Loader(Feed):
         seed: seed of the order and of the ops.
         remainder: what happens to a last batch that is not full on every rank: "drop" drops it, "pad" pads it and adds
             a bool mask as the last column, "repeat" completes it with other samples.
-        world: (rank, size), or a `tf.distribute.InputContext`. By default what the receiving framework says when the
-            first batch is asked for.
+        world: (rank, size), or a `tf.distribute.InputContext`. By default the receiving framework is asked at the
+            first batch.
         lanes: lanes of the order (docs/order.md), a multiple of the world's size.
         processes: worker processes that decode, so that decoding and the training loop do not share a GIL. 0 decodes
             in threads of this process. By default the environment variable TPUFEED_PROCESSES, else one per core of this
@@ -88,11 +88,11 @@ class Loader(Feed):
             if they fit into 4 GB or an eighth of the free memory, and into half of it.
         repeat: True makes one iteration endless: epoch follows epoch. `len` is still that of one epoch.
         max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
-            of the batch takes its place, and a bool mask in the last column is False there. One more raises
-            RecordError.
+            of the batch takes its place, and a bool mask in the last column is False there. Beyond this number,
+            RecordError is raised.
         max_bad_shards: number of different shards to lose: missing, or not of the manifest's size. Each is named with a
-            warning when it is first read, and its samples are masked as those of bad records, or as zeros if nothing
-            else is in their batch. One more raises ShardError, and so does the loss of all.
+            warning when it is first read. Its samples are masked like bad records, or are zeros if nothing else is in
+            their batch. Beyond this number, or if all shards are lost, ShardError is raised.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
             processes are killed. A hanging thread (`processes=0`) cannot be, and keeps the program from ending.
         numa: on a host with several NUMA nodes, "auto" pins each worker process, and the memory of its batches, to one

@@ -31,7 +31,7 @@ _LEVELS = {1: "first", 2: "second", 3: "third", -1: "innermost"}
 
 
 class FolderSource(Source):
-    """Images below a folder. Masks may be in a parallel one."""
+    """Images below a folder. Their masks may be in a parallel folder."""
 
     what, labels_are_names = "folder of images", True
     splits_from = "the first folders"
@@ -46,11 +46,11 @@ class FolderSource(Source):
             )
         if label not in ("auto", "none"):
             raise OptionError(
-                "the labels of a folder are its class folders (of nested ones those of --class-level), or none. It has "
+                "the labels of a folder are its class folders (see --class-level), or none. A folder has "
                 f"no column {label!r}"
             )
         if options.split_by not in (None, "folder"):
-            raise OptionError(f"a folder is split by 'folder' or by shares. It has no column {options.split_by!r}")
+            raise OptionError(f"a folder is split by 'folder' or by shares, not by a column {options.split_by!r}")
         split_folders = options.split_by == "folder" or has_split_folders(self._folder)
         if split_folders and options.split_shares is not None and label != "none":
             raise OptionError(
@@ -97,8 +97,8 @@ class FolderSource(Source):
                 if labelled and classed and beside and self._options.unlabelled == "reject":
                     raise SourceError(
                         f"{store.url}: images are beside the class folders ({', '.join(beside)} ...). Move them into a "
-                        "class folder, give one folder only, or pass --label none to take all images without labels, "
-                        "or --unlabelled keep to take these without"
+                        "class folder, give one class folder only, or pass --label none to take all images without "
+                        "labels, or --unlabelled keep to take only these without"
                     )
                 problem = ("unreadable", "a link to nothing") if info.version == BROKEN_LINK else None
                 try:
@@ -156,7 +156,7 @@ class FolderSource(Source):
             inner = f"make its folders ({format_names(folders)}) classes or splits, {way}"
             more = inner if folders else "train a classifier, make a folder for each class"
             yield (
-                f"all images are in one folder, {name}, and so in one class. To {more}; to take all images without "
+                f"all images are in one folder, {name}, and so in one class. To {more}. To take all images without "
                 "labels, pass --label none"
             )
 
@@ -174,7 +174,7 @@ def _iter_unread(store: Store, files: dict[str, list[str]]) -> Iterator[str]:
     if files:
         names = format_names([first for first, *_ in files.values()])
         yield (
-            f"files like {names} are not read. If they have labels or boxes of "
+            f"files like {names} are not read. If they hold labels or boxes of "
             "the images, give them instead of the folder: docs/shard.md has the command for each kind"
         )
 

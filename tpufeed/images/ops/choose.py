@@ -12,8 +12,8 @@ from tpufeed.options import Rule
 class Choose(SameSizeOp):
     """One of the values that a sample has in a column, such as one of its captions, drawn in each epoch.
 
-    The column then has one value per sample. Pixels do not change. Put it behind crops: if a crop comes first, less of
-    an image is decoded.
+    The column then has one value per sample. Pixels do not change. Put it after crops: loaders decode less of an image
+    if a crop is first.
 
     Attributes:
         column: a column whose values are lists of texts or numbers.

@@ -33,23 +33,23 @@ class Custom(SameSizeOp):
 
     With `sample=True` it is a function of (dict, Generator) that returns a dict: `image`, and the columns asked for, by
     their names: masks (height, width), boxes float32 (n, 4) in pixels of the image, keypoints, what belongs to boxes,
-    texts and numbers, but not the label. It may return other boxes, in any number, and for a text whole numbers (n,),
-    if the loader's `pad` has their most.
+    texts and numbers, but not the label. It may return other boxes, in any number. For a text it may return whole
+    numbers (n,), if the loader's `pad` gives the longest n.
 
     The function gets a copy of the image. It may change and return it. All its random numbers must come from the
-    Generator, then any number of threads and processes gives the same pixels. It is imported when the op first runs,
-    once per process. Pickles and descriptions hold only its name. Threads call it at the same time. A function of
-    `__main__` runs in this process only: in loaders with `processes=0`, and in no build.
+    Generator: then any number of threads and processes gives the same pixels. The function is imported when the op
+    first runs, once per process. Pickles and descriptions hold only its name. Threads call it at the same time. A
+    function of `__main__` runs in this process only: in loaders with `processes=0`, and in no build.
 
     Attributes:
         target: "module:function", or "module:Class.method". A function is accepted, too, and stored as such a text.
         version: the user's own version of the function: another version means other pixels.
         sample: True if the function takes and returns a dict.
-        random: False if it draws nothing, so that evaluation keeps it, see `evaluation_of`.
+        random: False if it draws no random numbers. Then evaluation keeps it, see `evaluation_of`.
 
     Raises:
         OptionError: the function has no name that workers could import, or its import fails when it first runs.
-        OpError: the function raised, or returned something else.
+        OpError: the function raised an error, or returned something else.
     """
 
     target: str | Augmentation

@@ -15,9 +15,9 @@ from tpufeed.images.protocols import Probability
 class CutMix(MixingOp):
     """Paste a box of its neighbour into each image, and mix labels by the area (Yun et al. 2019, arXiv:1905.04899).
 
-    Neighbours are those of `MixUp`. The box has one minus a share from Beta(alpha, alpha) of the area, around a uniform
-    centre. The part of it beyond the image is cut off, and labels are mixed by what remains. Further images, frames of
-    a clip, masks and depth get the same box. Boxes and keypoints are refused.
+    Neighbours are the same as in `MixUp`. The box covers 1 - share of the area, with a share from Beta(alpha, alpha),
+    around a uniform centre. The part beyond the image is cut off, and labels are mixed by what remains. Further images,
+    frames of a clip, masks and depth get the same box. Boxes and keypoints are refused.
 
     Attributes:
         alpha: above 0. 1 is uniform.

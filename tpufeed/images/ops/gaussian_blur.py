@@ -18,8 +18,8 @@ from tpufeed.images.rng import draw_between
 class GaussianBlur(RandomlyApplied):
     """A Gaussian blur with probability `p`. The kernel reaches three `sigma`.
 
-    torchvision's takes the size of the kernel first. Here it follows from sigma. Beyond its edges the image is
-    mirrored, the outermost pixels not repeated. OpenCV computes it in integers.
+    In torchvision the kernel size is an argument. Here it follows from sigma. Beyond its edges the image is mirrored,
+    without repeating the outermost pixels. OpenCV computes it in integers.
 
     Attributes:
         p: the probability, 0 to 1.

@@ -13,7 +13,7 @@ from tpufeed.images.protocols import Draws, Probability, RandomlyApplied, writte
 
 @dataclass(frozen=True, slots=True)
 class Grayscale(RandomlyApplied):
-    """Grey in all three channels, as torchvision's Grayscale(3), with `p` below 1 its RandomGrayscale.
+    """Grey in all three channels, as torchvision's Grayscale(3), or with `p` below 1 as its RandomGrayscale.
 
     Attributes:
         p: the probability, 0 to 1.

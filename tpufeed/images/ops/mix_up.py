@@ -16,7 +16,8 @@ class MixUp(MixingOp):
     """Blend each image with its neighbour, and their labels by the same share (Zhang et al. 2018, arXiv:1710.09412).
 
     Rows 0 and 1 of a batch are neighbours, 2 and 3, and so on. Each image keeps another share, drawn from
-    Beta(alpha, alpha) by its sample and epoch. Further images and frames of a clip are blended likewise. Masks cannot.
+    Beta(alpha, alpha) by its sample and epoch. Further images and frames of a clip are blended likewise. Masks are
+    refused.
 
     Attributes:
         alpha: above 0. 0.2 is usual for ImageNet, and 1 is uniform.

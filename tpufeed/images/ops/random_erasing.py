@@ -21,7 +21,7 @@ _TOP, _LEFT, _NOISE = 21, 22, 23
 class RandomErasing(RandomlyApplied):
     """A random rectangle erased with probability `p` (torchvision's rule).
 
-    Ten tries for a rectangle that is smaller than the image on both sides. If all fail, nothing is erased.
+    It tries ten times to find a rectangle that is smaller than the image on both sides, else erases nothing.
 
     Attributes:
         p: the probability.

@@ -19,7 +19,7 @@ from tpufeed.images.windows import pair
 class RandomResizedCrop(CheckedOp):
     """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
 
-    Ten tries for a window that fits. If all fail, the largest central window within `ratio`.
+    It tries ten times to find a window that fits, else takes the largest central window within `ratio`.
 
     Attributes:
         size: size of the result in pixels: an int for `size` x `size`, or (height, width).
