@@ -156,7 +156,7 @@ class FolderSource(Source):
             inner = f"make its folders ({format_names(folders)}) classes or splits, {way}"
             more = inner if folders else "train a classifier, make a folder for each class"
             yield (
-                f"all images are in one folder, {name}, and so in one class. To {more}. To take all images without "
+                f"all images are in one folder, {name}, and so in one class. To {more}; to take all images without "
                 "labels, pass --label none"
             )
 
