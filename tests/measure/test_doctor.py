@@ -141,7 +141,7 @@ def test_colours_are_timed_as_loaders_make_them(
     encode: str, dataset_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = list[bool]()
-    monkeypatch.setattr(stages, "time_decoding", lambda *options: given.append(options[-1]) or 1.0)
+    monkeypatch.setattr(stages, "time_decoding", lambda *options: given.append(options[-2]) or 1.0)
     warmup(dataset_url, tmp_path / "cache", ops=[Resize(48), CenterCrop(48)], encode=encode, workers=1)
     examine(str(tmp_path / "cache"), **SHORT)
     assert given == [encode == "jpeg"], "whether samples of colours are repeated"

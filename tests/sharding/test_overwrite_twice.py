@@ -249,7 +249,7 @@ def test_a_manifest_over_empty_files_is_not_complete(name, few, tmp_path):
     path = tmp_path / "d" / name
     stored = path.read_bytes()
     path.write_bytes(b"")
-    with pytest.raises(tpufeed.errors.DatasetDamagedError, match=rf"{name}.*run the `tpufeed shard`"):
+    with pytest.raises(tpufeed.errors.DatasetDamagedError, match=rf"{name}.*tpufeed shard .* \(makes {name}\)"):
         tpufeed.verify(tmp_path / "d")
     tpufeed.shard(few, tmp_path / "d", **OPTIONS)
     assert path.read_bytes() == stored

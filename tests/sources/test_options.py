@@ -173,9 +173,10 @@ def test_no_option_is_left_out_of_the_plan():
     others = ShardOptions(splits="a=1", shards=2).to_dict() | ShardOptions(outlines="instance").to_dict()
     others |= ShardOptions(image_columns={"d": "e:mask"}, shard_bytes=9).to_dict()
     others |= ShardOptions(label_type="number", unlabelled="keep").to_dict()
-    others |= ShardOptions(images=Images(frames=4, frame_stride=2)).to_dict()
-    others |= ShardOptions(bands="2,1", georeference=True, images=Images(pixels="keep")).to_dict()
-    assert (ShardOptions.of_flat(given).to_dict() | others).keys() >= OPTIONS.keys() - {"bands", "pixels", "nan"}
+    others |= ShardOptions(images=Images(frames=4, frame_stride=2, bands="reject")).to_dict()
+    kept = Images(pixels="keep", nan="zero", nodata="mask")
+    others |= ShardOptions(bands="2,1", georeference=True, images=kept).to_dict()
+    assert (ShardOptions.of_flat(given).to_dict() | others).keys() >= OPTIONS.keys()
 
 
 @pytest.mark.parametrize(

@@ -421,5 +421,5 @@ def test_boxes_that_nobody_named_are_said_and_refused_by_a_crop(form, row, way, 
     assert any(name in said for said in cache.warnings)
     columns = {name: declaration}
     result = tpufeed.shard(path, tmp_path / "e", label="none", columns=columns, workers=1)  # they are no boxes
-    assert result.warnings == ()
+    assert not [said for said in result.warnings if name in said]
     tpufeed.Loader(result.url, **crop).close()
