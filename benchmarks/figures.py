@@ -41,6 +41,7 @@ FIGURES = (
     Figure("imread", 3, "--runs 3 --images 1000"),
     Figure("spdl", 6.5, "--repeats 2"),
     Figure("bands", 8, "--repeats 3 --seconds 3"),
+    Figure("clips", 2.5, "--repeats 3 --seconds 2"),
     Figure("grain", 1, "--repeats 5"),
     Figure("gil", 5, "--repeats 3 --photos 2000"),
     Figure("stages", 1.5, "--repeats 2 --seconds 12"),
