@@ -287,11 +287,17 @@ def test_folders_of_classes_that_become_clips_are_said(tmp_path):
     assert not [said for said in result.warnings if "is a class" in said]
 
 
-def test_a_list_without_frames_names_the_option(tmp_path):
-    write_folder(tmp_path / "clip", 1, names := range(3), "{}.jpg")
-    row = {"path": [f"clip/{number}.jpg" for number in names], "label": "a"}
-    (tmp_path / "table.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(TooManyRejectsError, match=r"list \(of which --frames makes a clip\)"):
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (["clip/0.jpg", "clip/1.jpg"], r"list \(of which --frames makes a clip\)"),
+        ("clip/{:d}.jpg", r"no such file \(--frames makes a clip of a pattern\); row 1"),
+    ],
+)
+def test_a_list_or_a_pattern_without_frames_names_the_option(path, said, tmp_path):
+    write_folder(tmp_path / "clip", 1, range(3), "{}.jpg")
+    (tmp_path / "table.jsonl").write_text(json.dumps({"path": path, "label": "a"}) + "\n")
+    with pytest.raises(TooManyRejectsError, match=said):
         tpufeed.shard(tmp_path / "table.jsonl", tmp_path / "set", workers=1, max_rejects=0)
 
 

@@ -151,7 +151,8 @@ class TableColumns:
             problems = list[Problem]()
             if wrong is not None:
                 reason = wrong.reason if isinstance(wrong, ImageError) else self._reasons[0]
-                problems.append((reason, f"{wrong}; {row} names it" if wrong == _NO_FILE else f"{row}: {wrong}"))
+                is_lost = str(wrong).startswith(_NO_FILE)
+                problems.append((reason, f"{wrong}; {row} names it" if is_lost else f"{row}: {wrong}"))
             columns = further or [(self.files[0], self._reasons[0])] * len(pictures)  # frames
             for (column, missing), (name, found, lack) in zip(columns, pictures, strict=True):
                 if lack is not None:
@@ -491,7 +492,8 @@ def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None
     if isinstance(info, Exception):
         return path, ImageRef(file, 0, ""), info if isinstance(info, ImageError) else str(info)
     if info is None:
-        return path, ImageRef(file, 0, ""), _NO_FILE
+        clips = " (--frames makes a clip of a pattern)" if _NUMBER.search(path) else ""
+        return path, ImageRef(file, 0, ""), f"{_NO_FILE}{clips}"
     return path, ImageRef(file, info.size_bytes, info.version), _NO_FILE if info.version == BROKEN_LINK else None
 
 
