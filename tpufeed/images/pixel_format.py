@@ -51,7 +51,7 @@ class PixelFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def of_images(self) -> str:
-        """What images are called that have this format: grey ones of 8 bits are taken for `RGB8`, too."""
+        """Name the format in a message about images. Grey images of 8 bits are taken for `RGB8`, too."""
         return "8-bit grey or RGB" if self == RGB8 else str(self)
 
     def __str__(self) -> str:

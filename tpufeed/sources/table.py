@@ -45,6 +45,7 @@ _LONGEST_FIELD = 16 << 20  # characters: an object's mask as text takes up to a 
 _BEYOND_PYTHON = (ValueError, OverflowError, LookupError)  # a year beyond 9999, a time zone that is unknown here
 ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
+_NO_CLIP = f"{_NO_FILE} (--frames makes a clip of a pattern)"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBER = re.compile(r"\{:0?[0-9]*d?\}")  # of a frame in a pattern of paths
 _TRIED_IMAGES = 16
@@ -151,7 +152,7 @@ class TableColumns:
             problems = list[Problem]()
             if wrong is not None:
                 reason = wrong.reason if isinstance(wrong, ImageError) else self._reasons[0]
-                is_lost = str(wrong).startswith(_NO_FILE)
+                is_lost = wrong in (_NO_FILE, _NO_CLIP)
                 problems.append((reason, f"{wrong}; {row} names it" if is_lost else f"{row}: {wrong}"))
             columns = further or [(self.files[0], self._reasons[0])] * len(pictures)  # frames
             for (column, missing), (name, found, lack) in zip(columns, pictures, strict=True):
@@ -184,12 +185,12 @@ class TableColumns:
         images, value = self._options.images, _to_path(value)
         if images.frames is None:
             return [value]
-        names = value if isinstance(value, list) else []
+        is_pattern = isinstance(value, str) and _NUMBER.search(value)
+        if not is_pattern and not isinstance(value, list):
+            return [value]
+        names = list[Any]()
         try:
-            if isinstance(value, str) and _NUMBER.search(value):
-                names = _list_frames(value, files)
-            elif not isinstance(value, list):
-                return [value]
+            names = _list_frames(value, files) if is_pattern else value
             chosen = choose_frames(len(names), images.frames, images.frame_stride)
         except ImageError as error:
             return [*map(_to_path, names[:1]), error]  # the clip has the name of its first frame
@@ -492,8 +493,7 @@ def _look(path: Any, base: str, stats: Iterator[ObjectInfo | TpufeedError | None
     if isinstance(info, Exception):
         return path, ImageRef(file, 0, ""), info if isinstance(info, ImageError) else str(info)
     if info is None:
-        clips = " (--frames makes a clip of a pattern)" if _NUMBER.search(path) else ""
-        return path, ImageRef(file, 0, ""), f"{_NO_FILE}{clips}"
+        return path, ImageRef(file, 0, ""), _NO_CLIP if _NUMBER.search(path) else _NO_FILE
     return path, ImageRef(file, info.size_bytes, info.version), _NO_FILE if info.version == BROKEN_LINK else None
 
 
