@@ -43,12 +43,12 @@ def files_of(item: Item) -> tuple[ImageRef, ...]:
 
 def version_of(item: Item, files: int) -> str:
     """Return the version of an image in so many files: equal means unchanged. Empty if a file has none."""
-    first, *others = files_of(item)[:files]
-    if not all((first.version, *(file.version for file in others))):
-        return ""
+    others = item.images[: files - 1]
     if not others:
-        return first.version
-    parts = [first.version, *((url_identity(file.file), file.version) for file in others)]
+        return item.version
+    if not all((item.version, *(file.version for file in others))):
+        return ""
+    parts = [item.version, *((url_identity(file.file), file.version) for file in others)]
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
 
 
