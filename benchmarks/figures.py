@@ -64,8 +64,6 @@ NAMED = (Figure("soak", 62),)  # runs only where its name is given
 ELSEWHERE = (
     "compiled-for-tpus",
     "feed-16",
-    "feed-dct",
-    "feed-dct-presized",
     "scale-16-workers",
     "by-hand",
     "packages",

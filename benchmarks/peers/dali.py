@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from nvidia.dali import fn, pipeline_def, types
 
-from benchmarks.peers import BATCH, SIZE, Source
+from benchmarks.peers import BATCH, SCALE, SIZE, Source
 
-SETTINGS = {"jpeg": "3", "presized": "3", "raw": "3"}
+SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "3")
 
 
 def prepare(source: Source) -> None:
@@ -35,7 +35,7 @@ def batches(source: Source, setting: str) -> Iterator[Any]:
 @pipeline_def
 def _photos(source: Source) -> Any:
     photos, labels = fn.readers.file(file_root=str(source.files), random_shuffle=True, name="reader")
-    images = fn.decoders.image_random_crop(photos, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3])
+    images = fn.decoders.image_random_crop(photos, random_area=list(SCALE), random_aspect_ratio=[3 / 4, 4 / 3])
     images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=False)
     return fn.flip(images, horizontal=fn.random.coin_flip()), labels
 

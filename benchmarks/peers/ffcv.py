@@ -16,9 +16,9 @@ from ffcv.transforms import RandomHorizontalFlip
 from ffcv.writer import DatasetWriter
 from simplejpeg import decode_jpeg_header
 
-from benchmarks.peers import BATCH, SIZE, Source, labelled_files
+from benchmarks.peers import BATCH, SCALE, SIZE, Source, labelled_files
 
-SETTINGS = {"jpeg": "2", "presized": "2", "raw": "2"}
+SETTINGS = dict.fromkeys(("jpeg", "small", "presized", "raw"), "2")
 
 _EPOCHS_IN_ONE = 50  # what happens between epochs is no part of the figure
 
@@ -67,7 +67,7 @@ def batches(source: Source, setting: str) -> Iterator[Any]:
     if source.work == "raw":
         image, count = [SimpleRGBImageDecoder()], len(_Pixels(source))
     else:
-        image = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip()]
+        image = [RandomResizedCropRGBImageDecoder((SIZE, SIZE), scale=SCALE), RandomHorizontalFlip()]
         count = len(_Photos(source))
     loader = Loader(
         str(source.folder / "all.beton"),
