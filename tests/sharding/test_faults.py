@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,8 @@ def test_killed_as_the_manifest_stands(command, is_whole, tmp_path):
 def kill_by_time(process, rng):
     """Kill from outside, sometimes the launcher alone: its workers then end by themselves."""
     time.sleep(rng.uniform(0.3, 1.0))
-    process.kill() if rng.random() < 0.3 else os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # the build has ended
+        process.kill() if rng.random() < 0.3 else os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
