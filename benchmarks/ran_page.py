@@ -50,12 +50,13 @@ def make_page(folder: Path) -> str:
     lines = [
         "# What has run where",
         "",
-        "Made by `python benchmarks/run.py ran-page --write`. Please send results of what has not run: on a TPU VM",
-        "of `python scripts/check-tpu --out benchmarks/results/tpu-NAME.json`, elsewhere of `./scripts/test --all`.",
+        "Made by `python benchmarks/run.py ran-page --write`. Please run what has not run, and send",
+        "the results: of `python scripts/check-tpu --out benchmarks/results/tpu-NAME.json` on a TPU VM, of",
+        "`./scripts/test --all` elsewhere.",
         "",
         "## Has not run",
         "",
-        "| subject | stood in for it |",
+        "| subject | what ran instead |",
         "|---|---|",
         *(f"| {each.name} | {each.stand_in} |" for each in SUBJECTS if not runs[each.name]),
         "",
@@ -98,7 +99,7 @@ def _unsettled(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         if row["result"] != "ok":
             first = row["seen"].partition("\n")[0]
-            yield f"- **{row['platform']}**, {row['check']}: {RESULT_WORDS[row['result']]}: {first}"
+            yield f"- **{row['platform']}**, {row['check']}: {RESULT_WORDS[row['result']]} ({first})"
 
 
 def _machine(result: Any) -> Mapping[str, Any]:
@@ -142,7 +143,7 @@ def _soaked(results: Results, seconds: float) -> Iterator[str]:
     found = results.get("soak", {"about": {}})["about"]
     if found.get("seconds", 0) >= seconds:
         date = results["soak"]["machine"]["date"]
-        yield f"{date}, soak: {found['batches']:,} batches, wrong: {found['wrong'] or 'nothing'}"
+        yield f"{date}, soak: {found['batches']:,} batches, wrong: {found['wrong'] or 'none'}"
 
 
 def _cores(machine: Mapping[str, Any]) -> str:
