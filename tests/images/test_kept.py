@@ -17,7 +17,7 @@ from tpufeed.errors import ImageError
 from tpufeed.images import tensors
 from tpufeed.images.kept import read_bands, read_kept
 from tpufeed.images.pixel_format import RGB8, PixelFormat
-from tpufeed.images.policy import Images, store_image
+from tpufeed.images.policy import Images, shrink, store_image
 
 KEEP = Images(pixels="keep")
 
@@ -123,12 +123,16 @@ def test_orientation_is_applied():
     assert np.array_equal(tensors.npy_view(image.data), np.rot90(array, -1))
 
 
-def test_presized_images_shrink():
-    image = store_image(
-        npy(np.full((40, 60, 13), 700, np.uint16)), Images(pixels="keep", presize=20), "", PixelFormat("uint16", 13)
-    )
-    assert (image.height, image.width) == (20, 30)
-    assert (tensors.npy_view(image.data) == 700).all()
+@pytest.mark.parametrize(("height", "width", "size"), [(40, 60, (20, 30)), (141, 283, (20, 40))])
+def test_presized_images_shrink(height, width, size):
+    """Also to less than a sixth: OpenCV averages 4 channels at once."""
+    array = draw((height, width, 13), "uint16")
+    array[..., 12] = 700
+    image = store_image(npy(array), Images(pixels="keep", presize=20), "", PixelFormat("uint16", 13))
+    assert (image.height, image.width) == size
+    shrunk = tensors.npy_view(image.data)
+    assert (shrunk[..., 12] == 700).all()
+    assert np.array_equal(shrunk[..., 6:7], shrink(array[..., 6:7], *size))
 
 
 def sparse():

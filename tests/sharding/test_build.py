@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 
 import tpufeed
 from tests.frameworks import lazy
+from tpufeed.builds.run import BuildProgress
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.errors import (
     BuildError,
@@ -251,8 +252,12 @@ def test_too_many_rejects_are_an_error_and_no_dataset_until_they_are_allowed(odd
         tpufeed.shard(odd_folder, tmp_path / "d", workers=1, shard_bytes="60KB", max_rejects=2)
     assert not (tmp_path / "d/manifest.json").exists()
     assert len(rejects_of(tmp_path / "d")) > 2
-    result = tpufeed.shard(odd_folder, tmp_path / "d", workers=1, shard_bytes="60KB", max_rejects="40%")
+    seen = list[BuildProgress]()
+    options = {"workers": 1, "shard_bytes": "60KB", "max_rejects": "40%", "listener": seen.append}
+    result = tpufeed.shard(odd_folder, tmp_path / "d", **options)
     assert result.rejects == len(odd_files["refused"]) == 6
+    assert seen[0].rejects == seen[0].earlier_rejects > 2
+    assert seen[-1].images + seen[-1].rejects == seen[-1].total_images
     assert result.earlier_images > 0
     fresh = tpufeed.shard(odd_folder, tmp_path / "fresh", workers=1, shard_bytes="60KB")
     assert bytes_of(result.url) == bytes_of(fresh.url)

@@ -415,7 +415,7 @@ def test_classes_of_a_view_and_of_a_cache(urls, dataset):
 
 
 def test_classes_that_cannot_be_mixed_are_named(dataset, urls):
-    with pytest.raises(OptionError, match=r"'fox'.*no such class"):
+    with pytest.raises(OptionError, match=r"'fox'.*no class of it: it has ant"):
         Mixture.by_class(dataset, {"ant": 1, "fox": 1})
     with pytest.raises(OptionError, match=r"'eel'.*no samples"):
         Mixture.by_class(
@@ -427,6 +427,15 @@ def test_classes_that_cannot_be_mixed_are_named(dataset, urls):
         Mixture.by_class(dataset, split="val")
     with pytest.raises(OptionError, match="split='val'"):
         tpufeed.Loader(Mixture.by_class(dataset), "val")
+
+
+def test_a_split_without_labels_has_no_classes(tmp_path):
+    files = sorted(make_images(tmp_path / "raw", [4]).glob("*/*"))
+    rows = [f"{file},{label}" for file, label in zip(files, ("ant,train", "ant,train", ",val", ",val"), strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *rows]))
+    tpufeed.shard(tmp_path / "t.csv", tmp_path / "data", unlabelled="keep", split_by="split", workers=1)
+    with pytest.raises(OptionError, match="no sample of split 'val' has a class"):
+        Mixture.by_class(tmp_path / "data", split="val")
 
 
 def test_a_grown_mixture_of_classes_continues(urls, dataset):

@@ -18,7 +18,7 @@ class ImageRef(msgspec.Struct, frozen=True, omit_defaults=True):
         bytes: size of the image. An estimate for a row of Parquet, which is never compared.
         version: version of its file: equal means unchanged.
         offset: first byte of the image in the file.
-        row: row in a Parquet file, from 0. None for an image whose bytes are in one piece.
+        row: row in a Parquet file, from 0. None if the bytes begin at `offset`.
         leaf: column of bytes in the Parquet file.
     """
 
@@ -34,8 +34,8 @@ class Outline(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The outline of one object: polygons, or a mask in COCO's compressed run lengths.
 
     Attributes:
-        polygons: x, y, x, y ... of each polygon, in pixels of the image that boxes refer to, or in shares of its sides,
-            if boxes are.
+        polygons: x, y, x, y ... of each polygon, in the same unit as the boxes: pixels of the image that they refer to,
+            or shares of its sides.
         counts: the compressed run lengths of a mask. Empty for polygons.
         size: height and width of that mask.
         is_crowd: it surrounds several objects that are not told apart.
@@ -48,7 +48,7 @@ class Outline(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Item(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One sample. Its source gives the first fields. The build adds the last four once all items are listed.
+    """One sample. Its source gives the other fields. The build adds the last three once all items are listed.
 
     Attributes:
         path: its name, from which the global order, its split and `image/filename` follow. A URL has no signature and
@@ -57,14 +57,14 @@ class Item(msgspec.Struct, frozen=True, omit_defaults=True):
         version: version of its file: equal means unchanged, see `storage.store.ObjectInfo`.
         label_name: the name or id of its class in the source, or several. None without a label.
         split: its split, if the source has splits.
-        file: the file of its bytes, if not `path` below the plan's `base`. A URL in a table is kept unchanged, since a
-            killed build continues from here.
+        file: the file that holds its bytes, if that is not `path` below the plan's `base`. A URL in a table stays
+            unchanged here, unlike in `path`, because a killed build reads it again when it continues.
         offset: first byte of the image in the file.
         values: further values in the source, by name.
         problem: why it is rejected without being read, as (reason code, message).
         images: the other files of its image, if that is in several, and its further images, in the order of their
             features. Empty if one of them is missing.
-        outlines: the outlines of its objects, one for each box and label in turn, if the build makes masks of them.
+        outlines: outlines of its objects, one for each box and label, in their order, if the build makes masks of them.
         group: items of a group are neighbours in the global order, as they are read together.
         pixels: height and width of the image that boxes and keypoints refer to, if the source has them.
         row: row in a Parquet file, from 0.

@@ -37,13 +37,13 @@ class Rejects:
     _inputs: int
     _allowed: int
     _by_task: dict[int, tuple[Reject, ...]] = field(default_factory=dict)
-    _count: int = 0
+    count: int = 0
 
     def add(self, report: Report) -> None:
         """Add a task's rejects."""
         if report.rejects:
             self._by_task[report.task] = report.rejects
-            self._count += len(report.rejects)
+            self.count += len(report.rejects)
 
     def put(self) -> list[Reject]:
         """Put rejects.jsonl, and return what it holds: all rejects in the order of the tasks."""
@@ -53,7 +53,7 @@ class Rejects:
 
     def check(self) -> None:
         """Put rejects.jsonl and raise TooManyRejectsError if there are more than the budget allows."""
-        if self._count <= self._allowed:
+        if self.count <= self._allowed:
             return
         rejects = self.put()
         raise too_many(

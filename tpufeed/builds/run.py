@@ -1,4 +1,4 @@
-"""Run a recipe to a finished dataset, or predict that.
+"""Build the dataset of a recipe, or predict the build.
 
 A run checks the destination, stores its plan there or joins the plan of an earlier run, runs the tasks that are left,
 and writes indexes, rejects and manifest. A growing dataset gets the result as its next version.
@@ -74,9 +74,10 @@ class BuildProgress:
     Attributes:
         total_images: number of images to do, counting each variant of a cache.
         images: number of images done so far.
-        bytes: size of the shards so far.
-        rejects: number of inputs rejected so far.
+        bytes: size of the images that this run has done so far: of their files, or in a cache as stored.
+        rejects: number of images rejected so far, counting each variant of a cache.
         earlier_images: number of `images` that an earlier run of the same command had done.
+        earlier_rejects: number of `rejects` of such a run.
     """
 
     total_images: int
@@ -84,6 +85,7 @@ class BuildProgress:
     bytes: int = 0
     rejects: int = 0
     earlier_images: int = 0
+    earlier_rejects: int = 0
 
     def figures(self, seconds: float) -> Figures:
         """Return what a progress bar shows after this many seconds."""
@@ -96,7 +98,7 @@ class BuildProgress:
         ]
         if self.rejects:
             parts.append(f"{self.rejects:,} rejected")
-        return Figures(done, self.total_images, parts, self.earlier_images)
+        return Figures(done, self.total_images, parts, self.earlier_images + self.earlier_rejects)
 
 
 ProgressListener = Callable[[BuildProgress], None]
@@ -110,10 +112,10 @@ class BuildResult(Summary):
         url: URL of the dataset.
         manifest: manifest of the dataset.
         seconds: time of this run.
-        images: number of images taken, counting each variant of a cache. If a dataset has grown: of the part.
+        images: number of images taken, counting each variant of a cache. If a dataset has grown: those of its new part.
         bytes: size of the shards that hold them.
         earlier_images: number of `images` that were done before this run.
-        listed: what the source was taken for.
+        listed: how the source was understood.
         retries: number of requests to stores that this run repeated.
         warnings: sentences on what would be better for training.
         skipped: number of images of an append that were in the dataset already.
@@ -175,13 +177,13 @@ def run(  # noqa: PLR0913  # the options of all builds
         recipe: what to build.
         dst: path or URL of the dataset.
         max_rejects: fail the build if more inputs than this are rejected, see `allowed_rejects`.
-        overwrite: once there is a new plan, remove the objects at the destination. If a dataset grows, remove only the
-            remains of an interrupted run for the next version.
+        overwrite: once there is a new plan, remove the objects at the destination. If a dataset grows, remove only
+            what an interrupted run has left of the next version.
         fsync: write the files of a local store to the disk before the manifest.
         workers: number of processes. None: one per core, fewer with little memory.
         engine: runs the tasks.
         listener: called with the progress.
-        progress: shows the progress, see `show_progress`.
+        progress: whether to show the progress, see `show_progress`.
 
     Raises:
         TpufeedError: from the checks and the plan, with nothing changed.
@@ -210,7 +212,7 @@ def run(  # noqa: PLR0913  # the options of all builds
             now = None if recipe.base is None else destination.find_finished()
             if now is None or recipe.base is None or now.number == recipe.base.number:
                 raise
-    raise BuildError(f"{destination.url} has grown {_TRIES} times meanwhile. Run the same command again")
+    raise BuildError(f"{destination.url} has grown {_TRIES} times during this build. Run the same command again")
 
 
 def preview(
@@ -226,8 +228,8 @@ def preview(
 
     Raises:
         TpufeedError: as `run` does before it starts to work.
-        TooManyRejectsError, BuildError: more inputs than the budget allows, or all, lack a file or class or failed when
-            tried, or there is no room.
+        TooManyRejectsError: more inputs than the budget allows lack a file or class, or failed when tried.
+        BuildError: all inputs do, or there is no room, or the present dataset has lost a file.
     """
     destination, _ = _open(recipe, dst, max_rejects, workers, engine)
     finished, base = recipe.look(destination, overwrite), recipe.base
@@ -235,8 +237,8 @@ def preview(
     lost = None if present is None else next(Destination(present.store).iter_lost(present.manifest), None)
     if present is not None and lost is not None:
         raise BuildError(
-            f"{present.url}/{lost} is missing or damaged. Nothing was changed. The command that made it makes it "
-            "again, alone, if run without --dry-run"
+            f"{present.url}/{lost} is missing or damaged. Nothing was changed. To make only this file again, "
+            "run the command that made it, without --dry-run"
         )
     if base is not None:
         check_base(base)
@@ -321,7 +323,7 @@ def _open(
     recipe: Recipe, dst: str | Path, max_rejects: str | int | None, workers: int | None, engine: Engine | str | None
 ) -> tuple[Destination, Engine]:
     """Open the destination and choose the engine. Raises TpufeedError if the arguments do not fit together."""
-    allowed_rejects(max_rejects, 0)  # raises an error in the budget before hours of work
+    allowed_rejects(max_rejects, 0)  # raises now, not after hours of work, if the budget is wrong
     stores = (open_store(dst, follow=False), *recipe.stores)
     hidden = [store.url for store in (*stores[1:], stores[0]) if not store.shared]
     chosen, places = choose_engine(engine, workers, hidden), list[PurePath]()
@@ -369,12 +371,12 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
     listener: ProgressListener,
 ) -> BuildResult:
     own, joined = _check(recipe, destination, overwrite)
-    said, base = tuple[str, ...](), recipe.base
+    said, base = recipe.warnings, recipe.base
     if not joined:
         tried = own.store.try_puts()  # before the draft, which may take hours
         with own.store.temporary_folder() as folder:
             with recipe.draft(is_preview=False) as draft:
-                said = (*tried, *draft.warnings)
+                said = (*recipe.warnings, *tried, *draft.warnings)
                 if draft.header is None:
                     assert base is not None, "only a dataset that grows may have all samples already"
                     nothing = _finished_result(base.url, base.manifest)
@@ -396,7 +398,6 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
     result = replace(
         result,
         warnings=(
-            *recipe.warnings,
             *said,
             *header.listed.warnings,
             *recipe.judge(result.manifest.sizes or None, result.manifest.odd),
@@ -451,12 +452,14 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
                     else:
                         earlier += sum(len(shard.lengths) for shard in report.shards)
                         rejects.add(report)
-            pending.reverse()  # a first run that is still running comes from the other end
-        listener(progress := BuildProgress(images, images=earlier, earlier_images=earlier))
+            pending.reverse()  # an earlier run that is still running comes from the other end
+        rejected = rejects.count * len(header.variant_numbers)
+        progress = BuildProgress(images, earlier, 0, rejected, earlier_images=earlier, earlier_rejects=rejected)
+        listener(progress)
         rejects.check()
         retries = 0
         try:
-            # Closed at once if something here fails: held by the error's traceback, the engine would continue.
+            # Close it at once if something here fails: the error's traceback holds it, so the engine would continue.
             with closing(engine.run(job, pending)) as events:
                 for event in events:
                     if isinstance(event, Progress):
@@ -499,7 +502,7 @@ def _run_tasks(  # noqa: PLR0913, PLR0917  # one run
 
 
 def _finished_result(url: str, manifest: Manifest) -> BuildResult:
-    """Return the result of a build that an earlier run finished: nothing was done."""
+    """Return the result as if an earlier run had finished the build and this one had done nothing."""
     shards = [shard for split in manifest.splits.values() for variant in split.variants for shard in variant.shards]
     images, size_bytes = sum(shard.records for shard in shards), sum(shard.bytes for shard in shards)
     return BuildResult(url, manifest, 0.0, images, size_bytes, images, manifest.listed, rejected=dict(manifest.rejects))
@@ -536,7 +539,7 @@ def _read_report(destination: Destination, ref: TaskRef) -> Report:
 
 
 def _is_of_task(report: Report, header: PlanHeader, ref: TaskRef) -> bool:
-    """Return true if the shards are the task's: a build whose plan was removed may have left others of its number."""
+    """Return True if the report is of this task: a build whose plan was removed may have left one with its number."""
     records = {len(shard.lengths) for shard in report.shards}
     name = counted(ref.name, max(records, default=0))
     names = [name.replace("-v0-", f"-v{variant}-") for variant in header.variant_numbers]

@@ -46,15 +46,15 @@ def warmup(  # noqa: PLR0913  # the public face
     listener: ProgressListener | None = None,
     progress: bool | None = None,
 ) -> BuildResult:
-    """Precompute the expensive part of an augmentation: make a dataset whose images are ready for the step.
+    """Precompute the expensive part of an augmentation: make a dataset whose images are ready for training.
 
-    After an interruption the same call resumes. A finished cache is verified, and nothing is rewritten. If `src` has
-    grown since then, only the new samples are warmed, as the next version of the cache.
+    After an interruption the same call resumes. A finished cache is checked, and only lost files are made again. If
+    `src` has grown since then, only the new samples are warmed, as the next version of the cache.
 
     Args:
-        src: path or URL of a dataset. `tpufeed.shard` makes one of raw images. An open dataset or a view of one
-            (`Dataset.select`) does as well. Each image is decoded once for all variants. Samples of a view get the
-            pixels that they have in a cache of the whole dataset. The cache numbers them from 0.
+        src: path or URL of a dataset, or an open dataset, or a view of one (`Dataset.select`). `tpufeed.shard` makes a
+            dataset of image files. Each image is decoded once for all variants. Samples of a view get the pixels that
+            they have in a cache of the whole dataset. The cache numbers them from 0.
         dst: path or URL of the cache.
         size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`. Default: 224.
         ops: ops that are applied to every sample, with different random numbers in every variant.
@@ -62,17 +62,17 @@ def warmup(  # noqa: PLR0913  # the public face
             functions cannot be among them, because a loader imports nothing that a manifest names: pass `ops=[...]` to
             the loader instead.
         variants: number K of variants, of which epoch e reads variant e mod K.
-        encode: "raw" stores uint8 pixels, which load fastest, "png" takes half of their bytes, "jpeg" and "webp" a
-            tenth, and "dct", for loaders with `device_ops`, a sixth: quantized coefficients of JPEGs, which a device
-            decodes.
+        encode: "raw" stores uint8 pixels, which load fastest. "png" takes half of their bytes, "jpeg" and "webp" take a
+            tenth. "dct", for loaders with `device_ops`, takes a sixth: it stores quantized coefficients of JPEGs, which
+            a device decodes.
         quality: quality of JPEG and WebP, 1 to 100, and of "dct", 1 to 92.
         seed: seed of the random numbers.
         shard_bytes: aim for shards of this size. Default: 128 MB, or less if there would be fewer than 64 shards.
         names: "kaggle" names shards (`train-v0-00-512.tfrec`) and keys as in `tpufeed.shard`. It needs another `encode`
             than "raw" or "dct", and samples with one label.
-        all_splits_random: give val and test the random ops, too. By default they get the evaluation form of `ops`, and
-            loaders that of `live`: the middle instead of a random crop, and no op that draws. All variants are equal
-            then.
+        all_splits_random: give val and test the random ops, too. By default they get the evaluation form of `ops`, so
+            that all their variants are equal, and loaders apply that of `live`: the middle instead of a random crop,
+            and no op that draws.
         max_rejects: fail if more samples than this are rejected, as in `tpufeed.shard`.
         overwrite: remove another cache or dataset at `dst`, or the remains of a build.
         fsync: flush the shards to disk before the manifest, as in `tpufeed.shard`.

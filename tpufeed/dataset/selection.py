@@ -221,7 +221,7 @@ def views_by_class(dataset: D, split: str) -> dict[str, D]:
     """Return for each class that has samples in a split the view of its samples, whose labels stay the dataset's.
 
     Raises:
-        OptionError: samples have several labels or none, or classes have no names.
+        OptionError: samples have several labels, none has a class, or classes have no names.
     """
     dataset.split(split)  # it exists
     if several_labels(dataset.manifest.features):
@@ -244,6 +244,8 @@ def views_by_class(dataset: D, split: str) -> dict[str, D]:
         if len(of_class):
             splits = none | {split: Chosen(np.asarray(of_class), records)}
             found[name] = dataset.view(Selection(splits, f"{before}classes={name}", own))
+    if not found:
+        raise OptionError(f"{dataset.label}: no sample of split {split!r} has a class")
     return found
 
 

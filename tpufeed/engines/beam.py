@@ -45,7 +45,7 @@ class Ready(NamedTuple):
 class Work(NamedTuple):
     """A pickled `Job`, pickled tasks with their numbers, and the launcher's view of them.
 
-    Workers may run another version of tpufeed, so the job is not unpickled before their versions are compared.
+    A worker with another version of tpufeed receives bytes: it reports its version even if it cannot unpickle them.
     """
 
     job: bytes
@@ -99,7 +99,8 @@ class BeamEngine:
             return f"engine: Beam's {self.runner}. Workers need {need}, which {' '.join(given)} must provide"
         image = f"FROM apache/beam_python{release}_sdk:{version('apache-beam')}"
         return (
-            f"engine: Beam's {self.runner}. Workers need {need}. Once, in a folder with its wheel alone:\n"
+            f"engine: Beam's {self.runner}. Workers need {need}. Do this once, in a folder that holds "
+            "only tpufeed's wheel:\n"
             f"  printf '{image}\\nCOPY *.whl /wheels/\\n"
             'RUN pip install "$(echo /wheels/*.whl)[gcs]"\\n\' > Dockerfile\n'
             "  docker build -t IMAGE . && docker push IMAGE\n"

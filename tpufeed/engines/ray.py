@@ -2,9 +2,9 @@
 
 Each worker is an actor with one core that runs one task after the other. Workers read the stores and write to them.
 
-Why actors and not Ray tasks: a build that stops can kill its actors, while `ray.cancel` can crash the launcher (Ray
-2.60, a task that is being handed to a worker: "Tried to complete task that was not pending"). Why Ray does not retry:
-it takes 15 s to notice that a node is dead, and an actor uses up its retries on that node within five.
+Workers are not Ray tasks: a build that stops can kill its actors, while `ray.cancel` can crash the launcher (Ray
+2.60, a task that is being handed to a worker: "Tried to complete task that was not pending"). Ray's own retries stay
+off: Ray takes 15 s to notice that a node is dead, and an actor uses up its retries on that node within 5 s.
 """
 
 import logging
@@ -47,10 +47,10 @@ class RayEngine:
     """An `Engine` of a Ray cluster.
 
     Attributes:
-        address: HOST:PORT of the cluster. "auto" is the cluster that this host is in, or RAY_ADDRESS. "local" is a
-            temporary cluster of this host's cores. Ignored if this process is already connected.
+        address: HOST:PORT of the cluster. "auto" is RAY_ADDRESS, if set, else the cluster that this host is in.
+            "local" is a temporary cluster of this host's cores. Ignored if this process is already connected.
         workers: number of parallel tasks, with one core each, or None: all cores of the cluster, also those added
-            later.
+            later, up to twice as many as at the start (at least 16).
         runtime_env: runtime environment of the workers, as `ray.init` takes it.
     """
 
@@ -152,7 +152,7 @@ class _Build:
             try:
                 views.append(HostView(**self._ray.get(ref)))
             except self._ray.exceptions.RayError as error:
-                # A node that has died since it was listed gets no work. A live node that cannot start one is an error.
+                # A node that has died since it was listed gets no work. A live node that starts no worker is an error.
                 if any(node["NodeID"] == asked[ref] and node["Alive"] for node in self._ray.nodes()):
                     raise BuildError(
                         f"Ray cannot start a worker on node {asked[ref]}: {_first_lines(error)}"
@@ -162,7 +162,7 @@ class _Build:
             self._ray.kill(worker)
 
     def _give_tasks(self) -> Events:
-        look = len(self._tasks)  # instead of a task's number: the check of a new worker
+        look = len(self._tasks)  # used like a task's number, for the check of a new worker
         waiting, done, deaths = deque(range(look)), 0, Counter[str]()
         under_way = {worker.look.remote(self._first): (worker, look) for worker in self._workers}
         heard = time.monotonic()

@@ -1,4 +1,4 @@
-"""JPEG 2000, the format of Sentinel-2, as images that are kept: imagecodecs decodes them, by OpenJPEG.
+"""Read JPEG 2000, the format of Sentinel-2, with its values as stored: imagecodecs decodes it, by OpenJPEG.
 
 Pillow would spread values of 9 to 15 bits over 16.
 """
@@ -36,7 +36,7 @@ def read_jp2(data: bytes) -> tuple[ImageHeader, str, Callable[[], Pixels]]:
     """Read the header. Return it, the type of the values, and what decodes them to (height, width, channels).
 
     Raises:
-        ImageError: it is damaged, or its components differ, or are no values.
+        ImageError: it is damaged, or its components differ in size or type, or are YCC or indexes of a palette.
         MissingExtraError: imagecodecs is not installed.
     """
     try:
@@ -49,7 +49,7 @@ def read_jp2(data: bytes) -> tuple[ImageHeader, str, Callable[[], Pixels]]:
     except (ValueError, struct.error) as error:
         raise ImageError("unreadable", f"the header of the JPEG 2000 does not parse: {error}") from error
     if steps != [1, 1] or is_ycc or palette >= 0:
-        why = "a palette" if palette >= 0 else "colours of YCC" if is_ycc else "components of several sizes or types"
+        why = "a palette" if palette >= 0 else "YCC colours" if is_ycc else "components of several sizes or types"
         raise ImageError("unsupported", f"a JPEG 2000 with {why}")
     try:
         import imagecodecs

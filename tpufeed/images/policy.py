@@ -1,9 +1,9 @@
 """Store an image file by a policy: check it, and keep it, or shrink and encode it again.
 
-Images are not shrunk by `windows.resize`: that serves training and prefers speed. A JPEG is decoded at
-1/2, 1/4 or 1/8 if 1.9 times the wanted size is left: below that the DCT's own filter shows. The rest is done by a
-Lanczos filter, with Pillow's taps at a pixel's centre, and cubic interpolation: within about 50 dB of Pillow's Lanczos
-and three times as fast, because OpenCV runs both in SIMD.
+Images are not shrunk by `windows.resize`: that serves training and prefers speed. A JPEG is decoded at 1/2, 1/4 or 1/8
+if 1.9 times the wanted size is left: below that the DCT's own filter shows. Then blocks are averaged if 3 times the
+wanted size is left. A Lanczos filter, with Pillow's taps at a pixel's centre, and cubic interpolation do the rest: the
+PSNR to Pillow's Lanczos is about 50 dB, in a third of the time, because OpenCV runs both in SIMD.
 """
 
 import io
@@ -29,7 +29,7 @@ from tpufeed.images.pixel_format import MOST_FRAMES, RGB8, PixelFormat
 from tpufeed.images.protocols import Window
 from tpufeed.images.restart import CAN_REWRITE, CannotRewrite
 from tpufeed.images.tensors import encode_npy
-from tpufeed.images.windows import short_side_size
+from tpufeed.images.windows import MOST_AVERAGED, short_side_size
 from tpufeed.options import between, group
 
 StoredFormat = Literal["jpeg", "png", "webp"]
@@ -40,7 +40,7 @@ _LONGEST_SIDE_PX = {"jpeg": 65_500, "png": 2**31 - 1, "webp": 16_383}
 _LEAST_OVERSAMPLING = 1.9
 _LEAST_AFTER_MEANS = 3
 _LOBES = 3
-DEEP_BITS = (10, 12, 14)  # that the policy for deep images may name
+DEEP_BITS = (10, 12, 14)  # the numbers of bits that `Images.deep` may name
 NODATA, NODATA_MASKED = "nodata", "nodata, masked"  # odd cases of images that lack values
 _BITS_USED = {bits: f"deep ({bits} bits used)" for bits in range(9, DEEP_BITS[-1] + 1)}
 
@@ -54,32 +54,32 @@ class Images:
         check: "full" decodes every image strictly, so that none can stop a training run, "header" trusts everything
             after a sound header.
         encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change, but adds restart markers to
-            JPEGs for fast crops, "exact" stores such files unchanged, "dct" is "keep" with the coefficients of JPEGs
-            instead of the files, and "jpeg", "png" or "webp" encodes all images. Markers cost no quality, and let
-            loaders decode only the window that a crop needs. Coefficients take 1.5 times the bytes, without loss, and
-            crops decode several times as fast. With "keep", "exact" and "dct" JPEG and WebP that do need a change
+            JPEGs: they cost no quality, and let loaders decode only the window that a crop needs. "exact" stores such
+            files unchanged. "dct" is "keep" with the coefficients of JPEGs instead of the files: 1.5 times the bytes,
+            without loss, and crops decode several times as fast. With these three, JPEG and WebP that need a change
             become JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loader. All else becomes
-            PNG.
+            PNG. "jpeg", "png" or "webp" gives all images this format: images that have it and need no change are kept
+            as with "keep", all others are encoded.
         pixels: "keep" stores PNG of 16 bits or with alpha, TIFF, JPEG 2000, DICOM, and NumPy's .npy and .npz as they
-            are: uint8, uint16 or float32 with 1 to 64 channels. All images of a dataset have the format that most have,
-            and others are rejected.
-            "rgb8" makes 8-bit RGB or grey of all, by `deep`, `alpha` and `bands`.
+            are: uint8, uint16 or float32 with 1 to 64 channels. The dataset gets the pixel format that most images
+            have, and images with another one are rejected. "rgb8" makes 8-bit RGB or grey of all, by `deep`, `alpha`
+            and `bands`.
         frames: make a clip of each animated GIF, PNG or WebP, TIFF of several pages, or folder of numbered images: this
             many frames, 2 to 1024, from the first to the last one at equal distances. One with fewer is rejected. See
             docs/clips.md.
-        frame_stride: take every so many frames instead, from the first one on, until there are `frames`.
+        frame_stride: take one frame in this many instead, from the first one on, until there are `frames`.
         progressive: "keep" leaves progressive JPEGs as they are, "baseline" rewrites them without loss, to decode two
             to three times faster and have restart markers.
         quality: quality of JPEG and WebP images that are encoded again, 1 to 100.
         presize: shrink images to this side in pixels, never enlarge them. Default: keep their sizes.
-        presize_mode: the side that `presize` gives: "short", "long", or "fit", which gives the shorter side and then
-            cuts out the middle square. Smaller images are only cut.
+        presize_mode: the side that `presize` gives: "short", "long", or "fit", which gives the shorter side and cuts
+            out the middle square. "fit" only cuts smaller images.
         max_pixels: reject images with more pixels than this, without decoding them. Default: 178,956,970.
         min_side: reject images with a shorter side than this, in pixels.
         exif: apply an orientation, or ignore it: then pixels are taken as stored, and no tag is left that would turn
-            them in other decoders. A JPEG or WebP that may be kept loses nothing by that: the tag's value becomes 1
-            in a copy of the bytes. Orientations in XMP are not read. HEIC and JPEG XL come upright from their decoders,
-            whatever this says.
+            them in other decoders, except with encode="exact". A JPEG or WebP can still be kept: only the tag's value
+            becomes 1 in a copy of the bytes. Orientations in XMP are not read. HEIC and JPEG XL come upright from their
+            decoders, whatever this says.
         cmyk: convert to RGB as Pillow does, without the ICC profile.
         alpha: put transparent pixels over white or black.
         deep: scale more than 8 bits per channel, 32-bit integers and floats (see `decoding.to_8_bits`) to 8 bits.
@@ -93,10 +93,10 @@ class Images:
         nan: with pixels="keep", what to do with an image that has NaN or infinite values: reject it, make these 0, or
             keep them.
         nodata: with pixels="keep", what to do with the values that a GeoTIFF says are no data: keep them, or "mask"
-            them. They become 0, and the column "nodata" is a mask that is 1 where a band has none.
-        damaged: from a JPEG with all of its pixels and damage elsewhere, see `mending.mend`, remove the bytes that
-            strict decoders refuse. With check="header", damage after the first scan's header is not looked for, except
-            a missing end marker. With encode="exact" such a file is stored unchanged, and loaders mend it each time.
+            them: a pixel with no data in some band becomes 0 in all bands, and 1 in a mask, the column "nodata".
+        damaged: remove the bytes that strict decoders refuse from a damaged JPEG that has all of its pixels, see
+            `mending.mend`. With check="header", damage after the first scan's header is not looked for, except a
+            missing end marker. With encode="exact" such a JPEG is stored unchanged, and loaders mend it each time.
         restart_markers: kept JPEGs get restart markers: `encode` allows it, and tpufeed has its C extension.
 
     Raises:
@@ -153,7 +153,7 @@ class Images:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON data for plan and manifest.
 
-        Younger options are left out if they have their defaults: datasets from before them can then grow.
+        Newer options with default values are left out: datasets made before these options existed can then grow.
         """
         younger: dict[str, str | None] = {"bands": "drop", "pixels": "rgb8", "nan": "reject", "nodata": "keep"}
         younger |= {"frames": None, "frame_stride": None}
@@ -165,7 +165,7 @@ class StoredImage:
     """An image as its record holds it.
 
     Attributes:
-        kept: `data` is the file's own bytes, or holds the same coefficients with restart markers or without codes.
+        kept: `data` is the file's own bytes, or has the same coefficients with restart markers or as a DCT image.
         mended: `data` is the file's own bytes without the damaged ones.
         odd: the odd cases that were met, by the names of `Images`'s fields.
         added_bytes: bytes that restart markers, or the form of DCT images, added to a kept JPEG, or None if it has
@@ -173,8 +173,8 @@ class StoredImage:
         unmarked: why a kept JPEG could not get restart markers, or become a DCT image.
         source: height and width of the file's image, turned as `Images.exif` says, before presizing.
         orientation: EXIF orientation of the file, 1 to 8, whether it was applied or not.
-        levels: the least and the greatest value, if it is not `RGB8`.
-        nodata: where the file's image, turned, has no data: 1 in an array (height, width). None if it is not known.
+        levels: the least and the greatest value of an image that is not `RGB8`.
+        nodata: where the file's image, turned, has no data: 1 in an array (height, width). None if no mask is made.
     """
 
     data: bytes
@@ -203,12 +203,12 @@ def store_image(
         policy: the policy.
         name: the file's name or path, only for `policy.extension`.
         pixels: with `policy.pixels` "keep" the format that the image must have.
-        kept: with `policy.pixels` "keep" the image itself, if it is not just that of `data`.
+        kept: with `policy.pixels` "keep" the image itself, if it is made of several files, some bands, or a frame.
 
     Raises:
         MissingExtraError: a package that decodes the file is not installed.
-        ImageError: with its reason code. No bytes raise anything else, except MemoryError on a machine that is too
-            small, which is not the image's fault.
+        ImageError: the image cannot be stored. It has a reason code. A bad image raises no other error.
+        MemoryError: the machine is too small, which is not the image's fault.
     """
     if policy.pixels == "keep":
         kept = kept or read_kept(data, policy.nodata == "mask")
@@ -235,7 +235,7 @@ def store_image(
 def _store(data: bytes, policy: Images, name: str) -> StoredImage:
     header, odd = _read(data, policy, name)
     size = (header.height, header.width)
-    # An ignored orientation can be removed from a JPEG or WebP without other changes. A PNG's chunk has a CRC.
+    # An ignored orientation is removed from a JPEG or WebP in place. In a PNG it has a CRC: the PNG is encoded again.
     turns = header.orientation != 1 and (policy.exif == "apply" or header.format == "png")
     fits = policy.presize is None or (
         scaled_size(*size, policy.presize, policy.presize_mode) == size
@@ -304,7 +304,7 @@ def _find_nodata(pixels: Pixels, nodata: Sequence[float | None]) -> npt.NDArray[
 def _presize(pixels: Pixels, wanted: tuple[int, int], policy: Images) -> Pixels:
     """Shrink upright pixels to `wanted`, a (height, width), or cut out the middle square of that."""
     height, width = wanted
-    if policy.presize_mode == "fit":  # cut first: at a pixel of the source, not of the result
+    if policy.presize_mode == "fit":  # cut first: edges fall on pixels of the source, not of the result
         height = width = min(height, width)
         tall, wide = pixels.shape[:2]
         side = min(tall, wide)
@@ -338,7 +338,7 @@ def _keep(
             unmarked = str(error)
     if policy.check == "full" and (marked is stored or not is_sound(marked, header)):
         try:
-            check_pixels(marked, header)  # follows every code
+            check_pixels(marked, header)  # decodes the whole image
         except ImageError:
             if marked is stored:
                 raise
@@ -390,7 +390,7 @@ def stored_geometry(image: StoredImage, policy: Images, turn: int = 1) -> Geomet
     Args:
         image: the stored image.
         policy: the policy that stored it.
-        turn: an EXIF orientation: places are then in the file's image before this orientation is applied.
+        turn: an EXIF orientation to undo: places are then in the file's image before it was applied. 1: none.
     """
     height, width = image.source
     if turn == 1:
@@ -409,7 +409,7 @@ def stored_geometry(image: StoredImage, policy: Images, turn: int = 1) -> Geomet
 def _read(data: bytes, policy: Images, name: str) -> tuple[ImageHeader, tuple[str, ...]]:
     header = read_header(data)
     if header.format == "npy":
-        raise ImageError("unsupported", "a NumPy array is no 8-bit image. --pixels keep stores it as it is")
+        raise ImageError("unsupported", "a NumPy array is not an 8-bit image. --pixels keep stores it as it is")
     return _check(header, policy, name)
 
 
@@ -457,10 +457,13 @@ def shrink(pixels: Pixels, height: int, width: int) -> Pixels:
     """Shrink `pixels` (h, w, channels) to a smaller or equal height x width. Raises MemoryError."""
     if pixels.shape[:2] == (height, width):
         return pixels
+    if pixels.shape[2] > MOST_AVERAGED:
+        groups = (pixels[..., at : at + MOST_AVERAGED] for at in range(0, pixels.shape[2], MOST_AVERAGED))
+        return np.concatenate([shrink(group, height, width) for group in groups], 2)
     image: Any = pixels  # OpenCV's stubs do not know that uint8 stays uint8
     factor = int(min(pixels.shape[0] / height, pixels.shape[1] / width) / _LEAST_AFTER_MEANS)
     try:
-        if factor > 1:  # means over whole blocks, as long as they cost no sharpness
+        if factor > 1:  # average blocks, but leave 3 times the size to the filter: it costs no sharpness
             size = (-(-pixels.shape[1] // factor), -(-pixels.shape[0] // factor))
             image = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
         across, down = _lanczos(image.shape[1] / width), _lanczos(image.shape[0] / height)

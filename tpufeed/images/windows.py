@@ -13,7 +13,7 @@ from tpufeed.images.protocols import Fill, Window, apart, written
 MOST_ENLARGED_PIXELS = 1 << 26
 _MOST_ASPECT = 16
 _LONGEST_SIDE_PX = 32766  # that OpenCV remaps
-_MOST_AVERAGED = 4  # channels that OpenCV averages over areas
+MOST_AVERAGED = 4  # channels that OpenCV averages over areas
 
 
 def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) -> Pixels:
@@ -31,8 +31,8 @@ def resize(image: Pixels, height: int, width: int, out: Pixels | None = None) ->
         return image
     shrinks_by_two = image.shape[0] >= 2 * height and image.shape[1] >= 2 * width
     filter_ = cv2.INTER_AREA if shrinks_by_two else cv2.INTER_LINEAR
-    if shrinks_by_two and image.ndim == 3 and image.shape[2] > _MOST_AVERAGED:
-        groups = (image[..., at : at + _MOST_AVERAGED] for at in range(0, image.shape[2], _MOST_AVERAGED))
+    if shrinks_by_two and image.ndim == 3 and image.shape[2] > MOST_AVERAGED:
+        groups = (image[..., at : at + MOST_AVERAGED] for at in range(0, image.shape[2], MOST_AVERAGED))
         return np.concatenate([resize(group, height, width) for group in groups], 2, out)
     return written(cv2.resize(image, (width, height), dst=out, interpolation=filter_), out)
 

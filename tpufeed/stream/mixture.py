@@ -26,7 +26,7 @@ Stop = Literal["shortest", "longest", "total", "never"]
 
 OPENED_AT_ONCE = 16  # datasets
 _DATASETS_NAMED = 4  # in a description
-_LEAST_WEIGHT = 2.0**-26  # share of all: a block would have more than 67 million numbers
+_LEAST_WEIGHT = 2.0**-26  # of the sum: a lighter dataset would need blocks of more than 67 million samples
 _WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
 
 
@@ -48,19 +48,19 @@ class Mixture(Summary):
     `tpufeed.Loader(tpufeed.Mixture({"gs://b/a": 0.7, "gs://b/b": 0.3}), ops=...)`
 
     Lane l of the mixture draws from lane l of each dataset, so that each rank reads only its share of every dataset's
-    shards. Weights, seed, lane and the sample's number in the lane decide which dataset gives a sample: each lane is
-    cut into blocks of at least 1 / least weight samples. At the end of each block every dataset has given its share
-    within one sample, and within a block the order is random. A dataset is read in its own order, without replacement,
-    epoch after epoch. Epochs of a cache read its variants.
+    shards. Weights, seed, lane and the sample's number in the lane decide which dataset gives a sample. Each lane is
+    cut into blocks of at least 1 / least share samples. Within a block the order is random. At its end each dataset has
+    given its share, give or take one sample. A dataset is read in its own order, without replacement, epoch after
+    epoch. Epoch e of a cache with K variants reads variant e mod K.
 
     Args:
         weights: a number above 0 for each dataset. They need not add up to 1. A dataset is a path, a URL, or what
             `tpufeed.open_dataset` returns: a certain version, or with `grown=True` one that continues from a state of
             an older version.
-        stop: an epoch of the loader ends when the first dataset is used up ("shortest"), or when each was read once
-            ("longest", the others continue with their next epochs meanwhile), or after as many samples as all datasets
-            have together ("total"). The next epoch begins with the sample after the last one given: nothing is left
-            out. "never" makes one iteration endless, as `repeat=True` does.
+        stop: each epoch of the loader is as long as the first one, which ends when a dataset is used up ("shortest"),
+            or when each was read once ("longest", the others continue with their next epochs meanwhile), or after as
+            many samples as all datasets have together ("total"). The next epoch begins with the sample after the last
+            one given: nothing is left out. "never" makes one iteration endless, as `repeat=True` does.
         seed: seed that decides which dataset gives each sample. By default the loader's.
         classes: how the datasets' classes become one list, `loader.class_names`: "by_name" gives equal names one id,
             "offset" keeps the classes of different datasets apart, "as_is" takes ids as they are. Ids do not change
@@ -83,7 +83,7 @@ class Mixture(Summary):
     ) -> None:
         self.weights = _check_weights(weights)
         self.stop, self.seed, self.classes, self.reweight = stop, seed, classes, reweight
-        self._split: str | None = None  # the only one that has samples, if classes or samples have weights
+        self._split: str | None = None  # the only split with samples, set by `by_class` and `by_weight`
 
     @classmethod
     @checked()
@@ -97,23 +97,23 @@ class Mixture(Summary):
         seed: Whole | None = None,
         reweight: bool = False,
     ) -> "Mixture":
-        """Return a mixture of the classes of one dataset, for classes that are balanced in exact shares.
+        """Return a mixture of the classes of one dataset, to balance them in exact shares.
 
-        Labels stay those of the dataset, and an epoch has as many samples as the classes together, rounded to a
-        multiple of the lanes: samples of rare classes come several times in it, each time with other random numbers,
-        and samples of common classes come in turns.
+        Labels stay those of the dataset. An epoch has as many samples as the classes together, rounded to a multiple
+        of the lanes: in it a sample of a rare class comes several times, each time with other random numbers. Samples
+        of a common class take turns: some come in one epoch, others in the next.
 
         Args:
             dataset: a dataset whose samples have one label each, or a view of one.
-            weights: "equal" gives all classes the same share, "sqrt" the square root of their samples, or a number
-                above 0 for each class by its name. A class without a weight is left out.
+            weights: "equal" gives all classes the same share, "sqrt" shares in proportion to the square roots of their
+                sizes. A dict has a number above 0 for each class by its name: a class without one is left out.
             split: the split whose labels are looked at. They are read once per machine, as in `Dataset.select`.
             stop: as for any mixture.
             seed: as for any mixture.
             reweight: as for any mixture. Needed to continue when a dataset has grown and its shares have changed.
 
         Raises:
-            OptionError: a class does not exist, or has no samples but a weight; samples have several labels or none.
+            OptionError: a class in `weights` does not exist or has no samples; samples have several labels or none.
             DatasetNotFoundError, ManifestError: there is no dataset that can be read.
         """
         opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
@@ -122,8 +122,8 @@ class Mixture(Summary):
             missing = next((name for name in weights if name not in views), None)
             if missing is not None:
                 known = missing in opened.class_names
-                why = f"no samples in split {split!r}" if known else f"no such class; it has {', '.join(views)}"
-                raise OptionError(f"{opened.label}: the weights name {format_value(missing)}, and there is {why}")
+                why = f"has no samples in split {split!r}" if known else f"is no class of it: it has {', '.join(views)}"
+                raise OptionError(f"{opened.label}: the weights name {format_value(missing)}, which {why}")
             shares = dict(weights)
         else:
             power = 0.5 if weights == "sqrt" else 0.0
@@ -143,11 +143,11 @@ class Mixture(Summary):
         seed: Whole | None = None,
         reweight: bool = False,
     ) -> "Mixture":
-        """Return one dataset whose samples come as often as their weights say, as by torch's WeightedRandomSampler.
+        """Return a mixture that gives one dataset's samples by weight, instead of torch's WeightedRandomSampler.
 
-        A pass has as many samples as have a weight above 0. Of n samples with weights that add up to W, one of weight
-        w comes n * w / W times per pass, rounded up or down, and exactly as often over several passes. Each time it
-        has other random numbers. Any number of ranks that divides the lanes gives the same samples.
+        If n samples have a weight above 0, a pass has n samples. If these weights add up to W, a sample with weight w
+        comes n * w / W times per pass, rounded up or down: over several passes the rate is exact. Each time it has
+        other random numbers. Any number of ranks that divides the lanes gives the same samples.
 
         An epoch has the samples of a pass, rounded to a multiple of the lanes: 48 for a pass of 47 and 16 lanes. It
         then takes a few from the next pass, or leaves a few to the next epoch.
@@ -183,7 +183,8 @@ class Mixture(Summary):
             datasets = list(opened)
         if self._split not in (None, split):
             raise OptionError(
-                f"split {self._split!r} is mixed here: to read {split!r}, give by_class or by_weight split={split!r}"
+                f"the weights are those of split {self._split!r}: to read {split!r}, give by_class or by_weight "
+                f"split={split!r}"
             )
         seen = dict[str, str]()
         for dataset in datasets:
@@ -240,7 +241,7 @@ def _check_weights(weights: Mapping[str | Path | Dataset, float]) -> dict[str | 
         found[dataset] = float(weight)
     least = min(found, key=found.__getitem__)
     if found[least] < _LEAST_WEIGHT * math.fsum(found.values()):
-        raise OptionError(f"the weight of {_label_of(least)} is less than 1/67,108,864 of all; leave it out")
+        raise OptionError(f"the weight of {_label_of(least)} is less than 1/67,108,864 of the sum; leave it out")
     return found
 
 

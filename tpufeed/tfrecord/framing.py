@@ -20,7 +20,7 @@ _CRC = struct.Struct("<I")
 
 
 def mask_crc32c(crc: int) -> int:
-    """Return a CRC-32C as TFRecord stores it: rotated by 15 bits, plus a number (tensorflow/core/lib/hash/crc32c.h)."""
+    """Return a CRC-32C as TFRecord has it: rotated by 15 bits, plus a constant (tensorflow/core/lib/hash/crc32c.h)."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -37,8 +37,8 @@ def encode_footer(payload_crc32c: int) -> bytes:
 
 
 def join_crc32c(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32C of two pieces, one after the other, from their own: as zlib's crc32_combine does."""
-    power, square, bits = 1 << 31, 1 << 30, second_bytes * 8  # x^0 and x^1, whose bits are in reverse
+    """Return the CRC-32C of two pieces, one after the other, from the CRC of each, as zlib's crc32_combine does."""
+    power, square, bits = 1 << 31, 1 << 30, second_bytes * 8  # x^0 and x^1: the highest bit is x^0
     while bits:
         power = _multiply(square, power) if bits & 1 else power
         square, bits = _multiply(square, square), bits >> 1
@@ -59,14 +59,14 @@ def decode_records(
 ) -> list[memoryview]:
     """Return the payloads of records, both CRCs of each verified.
 
-    All CRCs are computed before anything else: they release the GIL, and a thread with a few microseconds of Python
-    between two releases waits for the other threads each time. This doubles the throughput on two cores.
+    All CRCs of payloads are computed first. Each releases the GIL: with a few microseconds of Python between two, the
+    thread would wait for the other threads each time. This order doubles the throughput on two cores.
 
     Args:
         records: each exactly one record, from the first byte of the header to the last of the footer.
         where: names the place of record number i in an error, as "shard, record, byte".
-        use: called with number and payload before they are known to be sound. It must only copy them. It comes before
-            the CRC. The CRC then reads the bytes from the CPU's cache: a raw cache feeds 1.13 times as fast.
+        use: called with the number and the payload of each record, before the payload's CRC is checked. It must only
+            copy the payload. The CRC then reads it from the CPU's cache: a raw cache feeds 1.13 times as fast.
 
     Raises:
         RecordError: a length or a CRC is wrong.

@@ -17,7 +17,7 @@ from tpufeed.images.windows import pair
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop(CheckedOp):
-    """A random window of `scale` of the area and `ratio` of width to height, resized to `size` (torchvision's rule).
+    """A random window, with an area in `scale` and a shape in `ratio`, resized to `size` (torchvision's rule).
 
     It tries ten times to find a window that fits, else takes the largest central window within `ratio`.
 
@@ -54,7 +54,7 @@ class RandomResizedCrop(CheckedOp):
         return Window((height - cut_height) // 2, (width - cut_width) // 2, cut_height, cut_width, *pair(self.size))
 
     def windows(self, height: int, width: int, draws: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Return `(top, left, height, width)` of the windows for draws (n, 22), as int64 (n, 4): those of `window`."""
+        """Return `(top, left, height, width)` as `window` does, for each row of draws (n, 22), as int64 (n, 4)."""
         low, high = self.scale
         log_low, log_high = math.log(self.ratio[0]), math.log(self.ratio[1])
         sides = np.array([height, width])
@@ -72,11 +72,11 @@ class RandomResizedCrop(CheckedOp):
             rows = rows[~fits]
             if not len(rows):
                 return found
-        found[rows] = [self.window(height, width, drawn)[:4] for drawn in draws[rows[:1]].tolist()]  # all the same
+        found[rows] = [self.window(height, width, drawn)[:4] for drawn in draws[rows[:1]].tolist()]  # same for all rows
         return found
 
     def evaluation(self) -> tuple[Op, ...]:
-        """Return the middle, 7/8 of the window's sides, with the mean ratio: Resize(256), CenterCrop(224) for 224."""
+        """Return the middle 7/8 of each side of the largest mean-ratio window: Resize(256), CenterCrop(224) for 224."""
         out = pair(self.size)
         ratio, side = math.sqrt(self.ratio[0] * self.ratio[1]), max(out)
         cut = (side, max(1, round(side * ratio))) if ratio <= 1 else (max(1, round(side / ratio)), side)
