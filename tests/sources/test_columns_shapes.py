@@ -25,7 +25,7 @@ from tpufeed.tfrecord.example import Feature, decode_arrays, decode_example
 
 tf = lazy("tensorflow")
 
-DTYPES = ["uint8", "bool", "int32", "int64", "float16", "float32"]
+DTYPES = ["uint8", "uint16", "bool", "int32", "int64", "float16", "float32"]
 RESIZE = [tpufeed.images.Resize((16, 16))]
 
 
@@ -123,22 +123,24 @@ def test_bools_are_filled_with_a_bool(fill, table):
 @pytest.mark.uses("tensorflow")
 def test_tensorflow_reads_the_records(table):
     dataset = table(
-        [{"vector": [n, n + 0.5], "bits": [n % 2] * 3, "half": [n, 0.5]} for n in range(12)],
-        columns={"bits": "uint8[3]", "half": "float16[2]"},
+        [{"vector": [n, n + 0.5], "bits": [n % 2] * 3, "half": [n, 0.5], "deep": 5000 * n} for n in range(12)],
+        columns={"bits": "uint8[3]", "half": "float16[2]", "deep": "uint16"},
     )
     (shard,) = dataset.split("train").variants[0].shards
     spec = {
         "vector": tf.io.FixedLenFeature([2], tf.float32),
         "bits": tf.io.FixedLenFeature([], tf.string),
         "half": tf.io.FixedLenFeature([], tf.string),
+        "deep": tf.io.FixedLenFeature([], tf.int64),
         "image/filename": tf.io.FixedLenFeature([], tf.string),
     }
-    batch = batch_of(dataset, ["vector", "bits", "half"])
-    assert (batch["bits"].dtype, batch["half"].dtype) == (np.uint8, np.float16)
+    batch = batch_of(dataset, ["vector", "bits", "half", "deep"])
+    assert [batch[name].dtype for name in ("bits", "half", "deep")] == [np.uint8, np.float16, np.uint16]
     for payload in tf.data.TFRecordDataset(f"{dataset.url}/{shard.name}"):
         found = tf.io.parse_single_example(payload, spec)
         row = batch["filename"].tolist().index(found["image/filename"].numpy().decode())
         np.testing.assert_array_equal(found["vector"], batch["vector"][row])
+        assert found["deep"] == batch["deep"][row]
         np.testing.assert_array_equal(tf.io.decode_raw(found["bits"], tf.uint8), batch["bits"][row])
         np.testing.assert_array_equal(tf.io.decode_raw(found["half"], tf.float16), batch["half"][row])
 

@@ -19,7 +19,7 @@ from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_exa
 from tpufeed.tfrecord.layout import ScalarEntry, pack_values
 
 _PLAIN = ("bytes", "string", "int64", "float32")  # types of which any value is valid
-_RANGES = {"bool": (0, 1), "uint8": (0, 255), "int32": (-(1 << 31), (1 << 31) - 1)}  # stored as int64
+_RANGES = {"bool": (0, 1), "uint8": (0, 255), "uint16": (0, 65535), "int32": (-(2**31), 2**31 - 1)}  # stored as int64
 Picks = Callable[[str, int], bool]  # (shard's name, record) -> whether its image is decoded
 
 

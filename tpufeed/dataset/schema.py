@@ -75,14 +75,14 @@ _BOX = 4
 DType = Literal["uint8", "uint16", "bool", "int32", "int64", "float16", "float32", "bytes", "string"]
 Kind = Literal["image", "mask", "depth", "boxes", "keypoints"]
 _LISTS: dict[DType, example.Kind] = {"bool": "int64", "int32": "int64", "int64": "int64", "float32": "float"}
-_SCALARS: dict[DType, example.Kind] = {"uint8": "int64", "float16": "float"}
+_SCALARS: dict[DType, example.Kind] = {"uint8": "int64", "uint16": "int64", "float16": "float"}
 
 
 class FeatureSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One feature of a record.
 
-    Numbers are stored in C order in a list of int64 or float32. Protobuf has no lists of uint8 and float16: several of
-    these are one bytes value, little-endian.
+    Numbers are stored in C order in a list of int64 or float32. Protobuf has no lists of uint8, uint16 and float16:
+    several of these are one bytes value, little-endian.
 
     Attributes:
         name: name of the column.

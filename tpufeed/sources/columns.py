@@ -561,7 +561,7 @@ def _fits_float(value: float) -> bool:
 def _encode_item(item: Any, dtype: DType) -> ColumnValue:
     if item is None:  # within a list
         return "nan" if dtype in ("float32", "float16") else ""
-    if dtype in ("int64", "int32", "uint8", "bool"):
+    if dtype in ("int64", "int32", "uint16", "uint8", "bool"):
         return _to_int(item)
     if dtype in ("float32", "float16"):
         number = float(item)
