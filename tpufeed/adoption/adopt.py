@@ -221,7 +221,7 @@ def _find_finished(
     Raises:
         DatasetExistsError: there is another dataset, or a manifest that is not tpufeed's.
     """
-    wrong = "it is not of this source, these files and these options"
+    wrong = "it is not of this source, these files and these options, or lacks an index"
     try:
         present = find_dataset(target)
         if present is None:
@@ -339,7 +339,9 @@ def _name_classes(keys: Keys, total: Totals) -> tuple[str, ...]:
     for key in keys.class_texts:
         names = total.texts.get(key, {})
         if names and None not in names.values() and len(set(names.values())) == len(names):
-            return tuple(names.get(label) or str(label) for label in range(count))
+            found = tuple(names.get(label) or str(label) for label in range(count))
+            if len(set(found)) == count:
+                return found
     return tuple(map(str, range(count)))
 
 

@@ -123,7 +123,7 @@ class Totals:
         """Count the classes of a record's boxes. Raises RecordError or OptionError."""
         labels = [int(label) for label in features.get(str(keys.label), ABSENT).values]
         if labels and not 0 <= min(labels) <= max(labels) < classes:
-            raise OptionError(f"{place}: the labels {keys.label!r} are {labels[:9]}, but there are {classes:,} classes")
+            raise OptionError(f"{place}: the labels {keys.label!r} are {labels[:9]}, expected 0 to {classes - 1:,}")
         self.class_counts.update(set(labels))
         for key in self.texts:
             for label, text in zip(labels, map(read_text, features.get(key, ABSENT).values), strict=False):
@@ -242,8 +242,8 @@ def _find_sample(features: dict[str, Feature], keys: Keys, classes: int, place: 
             )
         if label >= classes:
             raise OptionError(
-                f"{place}: the label {keys.label!r} is {label}, but there are {classes:,} classes, "
-                "which count from 0. Give --classes a name for each id"
+                f"{place}: the label {keys.label!r} is {label}, expected 0 to {classes - 1:,}. Give "
+                "--classes a name for each id"
             )
     return image, label
 

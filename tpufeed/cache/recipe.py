@@ -31,6 +31,7 @@ from tpufeed.dataset.reader import Dataset
 from tpufeed.dataset.sample import iter_flip_warnings
 from tpufeed.dataset.schema import (
     CHANNELS,
+    FILENAME,
     FORMAT,
     HEIGHT,
     LABEL,
@@ -100,6 +101,8 @@ class CacheRecipe(Recipe):
                 f"encode={options.encode!r} is for 8-bit RGB, and the images of {origin.url} are {pixels}: leave it "
                 "out, and the cache holds their values"
             )
+        if options.names == "kaggle" and origin.manifest.has_unlabelled:
+            raise OptionError(f"names='kaggle' needs a class for each sample, and {origin.url} has samples without one")
         if pixels.frames and options.names == "kaggle":
             raise OptionError(f"names='kaggle' is for single images, and those of {origin.url} are clips: leave it out")
         # A view may keep no sample of a split.
@@ -449,6 +452,10 @@ def cached_schema(
     pixels, image = kept or RGB8, own[0]
     if options.encode == "raw":
         image = FeatureSpec(TENSOR, pixels.dtype, pixels.shape(size), pixels=kept)
-    lists = (stored.get(f.name, f) if f.shape is None else f for f in own[1:] if f.name in present)
+    # Other tools' records may lack a name or a text, or have lists of them.
+    as_stored = {TEXT, FILENAME} - made
+    lists = (
+        stored.get(f.name, f) if f.shape is None or f.name in as_stored else f for f in own[1:] if f.name in present
+    )
     schema = (image, *(cached_spec(feature, options, size) for feature in (*lists, *others)))
     return kaggle_keys(schema) if options.names == "kaggle" else schema

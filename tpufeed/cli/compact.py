@@ -7,6 +7,7 @@ import typer
 from tpufeed.cli import flags
 from tpufeed.cli.builds import given
 from tpufeed.cli.console import echo, print_json, reports_build_errors, reports_errors
+from tpufeed.errors import advised
 from tpufeed.text import format_count
 
 
@@ -41,7 +42,7 @@ def compact_command(
     echo(
         f"version {result.version}: joined {format_count(result.shards_before, 'shard')} to {result.shards:,}; {copied}"
     )
-    echo(f"to remove the small shards: tpufeed prune {result.url}")
+    echo(f"to remove the small shards: {advised('prune', result.url)}")
 
 
 @reports_errors

@@ -244,10 +244,10 @@ def iter_lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _iter_cache_lines(cache: Mapping[str, Any], quality: int | None) -> Iterator[str]:
-    height, width, channels = cache["shape"]
+    *_, height, width, _ = cache["shape"]
     ops = ", ".join(op["op"] for op in cache["ops"]) or "no ops"
     yield f"cache: {cache['encode']} {height}x{width}, {format_count(cache['variants'], 'variant')} of {ops}"
-    yield f"  shape: {height} x {width} x {channels} {cache['dtype']}"
+    yield f"  shape: {' x '.join(map(str, cache['shape']))} {cache['dtype']}"
     for title, key in (("op", "ops"), ("live", "live")):
         for op in cache[key]:
             parameters = ", ".join(f"{name}={_value(value)}" for name, value in op.items() if name != "op")

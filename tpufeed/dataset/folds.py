@@ -50,7 +50,7 @@ def _deal(dataset: Stored, where: str, split: str, count: int, labels: Labels | 
             raise OptionError(f"{where}: samples have several labels, so folds cannot be stratified by class")
         names, classes, sizes = np.unique(labels.values, return_inverse=True, return_counts=True)
         few = [f"{number} ({size} samples)" for number, size in zip(names, sizes, strict=True) if size < count]
-        if len(few) == len(names):
+        if few and len(few) == len(names):
             raise OptionError(
                 f"{where}: each class has fewer samples than the {count} folds, like {few[0]}. Give fewer folds"
             )
@@ -60,7 +60,10 @@ def _deal(dataset: Stored, where: str, split: str, count: int, labels: Labels | 
         # Round by round within each class. Later samples of a class come last, so earlier ones stay.
         order = np.argsort(classes, kind="stable")
         place = np.arange(len(order)) - np.concatenate([[0], np.cumsum(sizes)[:-1]])[classes[order]]
-        first = random_words(len(sizes), _KEY, _FOLDS) % np.uint64(count)  # so that no fold gets all odd ones
+        # Starts differ, so that no fold gets all odd ones. Each is its class's own, the last that of samples without
+        # a class: others may come later.
+        starts = np.append(random_words(int(max(names[-1:], default=-1)) + 1, _KEY, _FOLDS), np.uint64(0))
+        first = starts[names] % np.uint64(count)
         folds = np.empty(len(order), np.int64)
         folds[order] = (place + first[classes[order]].astype(np.int64)) % count
         return folds.astype(smallest)

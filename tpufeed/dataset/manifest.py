@@ -515,7 +515,8 @@ def _iter_feature_problems(manifest: Manifest) -> Iterator[str]:
             yield f"{feature.name}: {problem}"
     if cache is not None and not _is_image(cache.shape, pixels):
         yield f"a cache of shape {cache.shape} holds no images"
-    if (size := manifest.image_size) is not None and cache is None and not _is_image(pixels.shape(size), pixels):
+    frame = pixels.frame  # loaders decode one at a time
+    if (size := manifest.image_size) is not None and cache is None and not _is_image(frame.shape(size), frame):
         yield f"its images cannot have {_format_size(size)} pixels"
     if cache is not None and not all(isinstance(op.get("op"), str) for op in (*cache.ops, *cache.live)):
         yield "an op of the cache has no name"

@@ -14,6 +14,7 @@ from tpufeed.errors import ImageError, OptionError, RecordError
 from tpufeed.images.decoding import Scratch, decode
 from tpufeed.images.masks import decode_mask
 from tpufeed.images.mending import mend, seen_header, seen_size
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.tensors import NPY_START, npy_view
 from tpufeed.tfrecord.example import ABSENT, Feature, decode_entries, decode_example, read_text
 from tpufeed.tfrecord.layout import ScalarEntry, pack_values
@@ -41,7 +42,7 @@ def parse_picks(share: str | None) -> Picks | None:
     if share is None:
         return None
     try:
-        percent = 100.0 if share == "all" else float(share.removesuffix("%")) if share.endswith("%") else math.nan
+        percent = 100.0 if share == "all" else float(share[:-1]) if str(share).endswith("%") else math.nan
     except ValueError:
         percent = math.nan
     if not 0 < percent <= 100:
@@ -153,8 +154,12 @@ class RecordCheck:
             if (sizes.get(HEIGHT), sizes.get(WIDTH)) == seen_size(image, upright=True):
                 sizes = {}  # they are the upright image's
         problems = _size_problems(sizes, (height, width, channels))
-        if bytes(image[:6]) == NPY_START and (found := npy_view(image).dtype.name) != self._pixels.dtype:
-            problems.append(f"its values are {found}, not {self._pixels.dtype}")
+        found = RGB8
+        if bytes(image[:6]) == NPY_START:
+            stored: Any = npy_view(image)
+            found = PixelFormat(stored.dtype.name, stored.shape[2])
+        if found != self._pixels.frame:
+            problems.append(f"it is {found}, not {self._pixels.frame}")
         if self._pictures and not problems:
             problems = self._picture_problems(decode_example(sample.payload), (height, width))
         if problems:
@@ -203,6 +208,9 @@ class RecordCheck:
     def _problems(self, specs: Sequence[FeatureSpec], features: Mapping[str, Feature]) -> list[str]:
         problems = []
         for spec in specs:
+            if len(spec.keys) > 1:
+                problems += _side_problems(spec, features)
+                continue
             feature, count = features.get(spec.key), None if spec.shape is None else math.prod(spec.shape)
             if spec.is_raw or spec.is_picture:
                 count = 1  # all of it is one bytes value
@@ -247,6 +255,20 @@ class RecordCheck:
                 said, name = text.decode("utf-8", "replace"), self._names[number].decode()
                 return [f"feature {self._text.key!r} is {said!r}, and its label {number} is of the class {name!r}"]
         return []
+
+
+def _side_problems(spec: FeatureSpec, features: Mapping[str, Feature]) -> list[str]:
+    """Say what is wrong with boxes of other tools, whose sides are features of their own."""
+    sides = [features.get(key, ABSENT) for key in spec.keys]
+    counts = [len(side.values) for side in sides]
+    if len(set(counts)) > 1:
+        return [f"features {', '.join(spec.keys)} have {', '.join(map(str, counts))} values"]
+    if any(side.kind not in {None, "float"} for side in sides):
+        return [f"a feature of {', '.join(spec.keys)} does not hold float"]
+    odd = [
+        key for key, side in zip(spec.keys, sides, strict=True) if not np.isfinite(np.array(side.values, float)).all()
+    ]
+    return [f"feature {key!r} holds a value that is not finite" for key in odd]
 
 
 def _value_problem(spec: FeatureSpec, feature: Feature) -> str:

@@ -27,7 +27,7 @@ _AT_ONCE = 4096  # samples
 _SAID_BYTES = 10**9
 # What zipfile and numpy raise for a missing, forged or damaged file: the labels are then read again.
 _DAMAGED = OSError, EOFError, ValueError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile
-_FOLDER = "tpufeed-labels"  # in the user's cache
+_FOLDER = "tpufeed-classes"  # in the user's cache
 
 
 class Stored(Protocol):
@@ -178,7 +178,8 @@ def _read(features: dict[str, Feature], spec: FeatureSpec, image: str, upright: 
 
 def _find(dataset: Stored, name: str) -> FeatureSpec:
     features = {spec.name: spec for spec in dataset.manifest.features[1:] if not spec.is_picture}
-    spec = features.get(name) or features.get(FEATURE_OF_NAME.get(name, name))
+    is_class = name == "label" and dataset.manifest.labelled  # as loaders find a feature
+    spec = (None if is_class else features.get(name)) or features.get(FEATURE_OF_NAME.get(name, name))
     if spec is not None:
         return spec
     if name == "label":

@@ -36,6 +36,7 @@ _BLOCK = 256  # bits that are searched at once
 _SPARSE = 64  # a view of fewer than one in 64 keeps numbers: they take less room than bits
 _SHOWN = 8  # classes in the text of a view
 _COLUMNS = ("sample", "filename", "path", "image", "file_name")  # not "id": that may be any column of the user's
+_MOST_FOLDS = 1_000_000
 _DIGITS = 19  # of a number that int64 cannot hold
 _KEPT = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -149,12 +150,13 @@ def select(dataset: D, split: str | None, keep_ids: bool | None, given: Mapping[
         )
     ways = _find_ways(dataset, splits, given)
     relabelled = None if before is None else before.classes
-    if "classes" in given and not several and not keep_ids:
+    renumbers = "classes" in given and not several and not keep_ids
+    if renumbers:
         relabelled = tuple(_class_ids(dataset, given["classes"]))
     found = {} if before is None else dict(before.splits)
     for name, entry in dataset.manifest.splits.items():
         # Renumbered classes are those of all splits: samples of other classes would have no label.
-        own = [way for way in ways if name in splits or (way.renumbers and relabelled is not None)]
+        own = [way for way in ways if name in splits or (way.renumbers and renumbers)]
         if own:
             kept = np.zeros(entry.records, np.bool_)
             kept[dataset.samples(name)] = True
@@ -209,7 +211,7 @@ def _have_classes(dataset: Selectable, classes: Sequence[int], split: str) -> np
 def _find_fold(dataset: Selectable, splits: Sequence[str], option: str, value: Any, given: Mapping[str, Any]) -> _Way:
     number, count = _check_fold(option, value)
     group, stratify = given.get("group", ()), given.get("stratify", False)
-    group = [group] if isinstance(group, str) else list(group)
+    group = list(group) if isinstance(group, Sequence) and not isinstance(group, str) else [group]
     labels = {split: dataset.labels(split) if stratify else None for split in splits}
     folds = {split: deal(dataset, split, count, labels[split], group) for split in splits}
     text, by = f"{option}={number}/{count}{' stratified' * stratify}", ",".join(group)
@@ -340,7 +342,8 @@ def find_class(dataset: Selectable, given: str | int) -> int:
     if isinstance(given, str) and given in names:
         return names.index(given)
     count = len(names if own is None else own)
-    if (is_whole(given, 0) or str(given).isdecimal()) and (int(given) < count or not (names or own)):
+    is_id = is_whole(given, 0) or (str(given).isdecimal() and len(str(given)) < _DIGITS)
+    if is_id and (int(given) < count or not (names or own)):
         return int(given)
     near = get_close_matches(str(given), names, 3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"it has {count}: {', '.join(names[:_SHOWN])}"
@@ -349,7 +352,9 @@ def find_class(dataset: Selectable, given: str | int) -> int:
 
 
 def _check_fold(name: str, given: Any) -> tuple[int, int]:
-    if not (isinstance(given, Sequence) and len(given) == 2 and is_whole(given[1], 2) and is_whole(given[0], 0)):
+    if not (
+        isinstance(given, Sequence) and len(given) == 2 and is_whole(given[1], 2, _MOST_FOLDS) and is_whole(given[0], 0)
+    ):
         raise OptionError(f"{name} is (number, folds), like (0, 5) for the first of five, not {format_value(given)}")
     number, count = map(int, given)
     if number >= count:
@@ -373,7 +378,10 @@ class _Listed:
         if self.ids is None:
             wanted, first = set(self.names), 0
             for chunk in iter_columns(dataset, split, ["filename"]):
-                names = chunk["filename"].tolist()
+                names = [
+                    each if isinstance(each, str) else "".join(each[:1])  # other tools may have lists
+                    for each in chunk["filename"].tolist()
+                ]
                 listed[first : first + len(names)] = [name in wanted for name in names]
                 wanted.difference_update(names)
                 first += len(names)
@@ -405,7 +413,10 @@ def _read_samples(option: str, given: Samples) -> _Listed:
         lines, listed, are_names = _read_file(option, str(given), where)
     else:
         listed = given
-    values = np.asarray(listed)
+    try:
+        values = np.asarray(listed)
+    except ValueError:  # lists of several lengths
+        values = np.empty((0, 0), object)
     if values.ndim != 1 or values.dtype.kind not in "iuU" or not len(values):
         raise OptionError(
             f"{where}: expected ids of samples as whole numbers, or names of their files, in one dimension. Found "

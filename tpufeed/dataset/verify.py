@@ -172,7 +172,9 @@ def _find_remedy(dataset: Dataset, damages: Sequence[Damage]) -> str:
     for folder, (first, *more) in by_folder.items():
         kind, source = builds.get(folder, ("", ""))
         files = f"{first} and {format_count(len(more), 'other')}" if more else first
-        if first == MANIFEST or has_other_plan or kind not in _VERBS:
+        if kind == "adopt":
+            lost.append(f"Restore {files}, or remove {MANIFEST} and run the same tpufeed adopt again")
+        elif first == MANIFEST or has_other_plan or kind not in _VERBS:
             lost.append(f"No command makes {files} alone: restore it, or build all again with --overwrite")
         else:
             runs.append(f"{advised(_VERBS[kind], mask_secrets(source), url)} (makes {files})")

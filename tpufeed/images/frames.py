@@ -8,7 +8,7 @@ from PIL import Image
 from tpufeed.errors import ImageError
 from tpufeed.images.decoding import open_by_pillow
 from tpufeed.images.header import read_header, sniff
-from tpufeed.images.kept import Kept, read_pages
+from tpufeed.images.kept import Kept, read_kept, read_pages
 
 _MOST_COMPOSED = 1 << 35  # pixels: a frame needs all before it
 _ORIENTATION = 274
@@ -38,6 +38,8 @@ def read_frames(data: bytes, frames: int, stride: int | None, keeps: bool = Fals
         pages = read_pages(data, partial(choose_frames, frames=frames, stride=stride))
         if pages is not None:
             return pages
+    if keeps and sniff(data) is None and read_kept(data) is not None:
+        choose_frames(1, frames, stride)  # raises
     header, exif = read_header(data), Image.Exif()
     exif[_ORIENTATION] = header.orientation
     if header.format not in ("gif", "png", "webp", "tiff"):

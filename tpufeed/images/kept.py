@@ -16,7 +16,7 @@ from tpufeed.images.decoding import Pixels, decode_png, decode_stored
 from tpufeed.images.dicom import read_dicom
 from tpufeed.images.header import BOXES, CODESTREAM, DICOM_MARK, MAX_PIXELS, ImageHeader, read_header, sniff
 from tpufeed.images.jpeg2000 import read_jp2
-from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, PixelFormat
+from tpufeed.images.pixel_format import MOST_CHANNELS, PIXEL_TYPES, RGB8, PixelFormat
 from tpufeed.images.tensors import MOST_HEADER_BYTES, npy_view, read_npy_header
 from tpufeed.images.unwritten import check_png_rows
 from tpufeed.text import format_names
@@ -26,6 +26,7 @@ _WITH_ALPHA = (4, 6)  # colour types of PNG
 _PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's channels by colour type
 _MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _PALETTE = 3
+_AS_STORED = (1, 2)  # photometrics whose values Pillow keeps: grey from black to white, RGB
 _SMALLER, _MASK = 1, 4  # kinds of pages in a TIFF
 # Odd cases: what a file says of its values, and nobody applies.
 MASKED, TRANSPARENT = "mask page, not applied", "transparent level, not applied"
@@ -64,7 +65,9 @@ def read_kept(data: bytes, has_nodata: bool = False) -> Kept | None:
     if reader is None and data.startswith((CODESTREAM, BOXES)):
         reader = _read_jp2
     kept = None if reader is None else reader(data)
-    return _read_any(data) if has_nodata and kept is None and reader is _read_tiff else kept
+    if has_nodata and kept is None and reader is _read_tiff:
+        return _read_any(data)._replace(pixels=RGB8)  # grey or RGB, as without a mask
+    return kept
 
 
 def read_pages(data: bytes, choose: Callable[[int], Sequence[int]]) -> list[Kept] | None:
@@ -130,7 +133,8 @@ def _join(parts: Sequence[tuple[str, Kept]]) -> Kept:
     def load() -> Pixels:
         return np.concatenate([_of(name, image.load) for name, image in parts], axis=2)
 
-    header, nodata = images[0].header, [value for image in images for value in image.nodata or (None,)]
+    odd = tuple(dict.fromkeys(case for image in images for case in image.header.odd))
+    header, nodata = replace(images[0].header, odd=odd), [one for image in images for one in image.nodata or (None,)]
     shape = header.height, header.width, len(images)
     return _kept(header.format, shape, images[0].pixels.dtype, load, header)._replace(nodata=nodata)
 
@@ -151,8 +155,9 @@ def _read_any(data: bytes) -> Kept:
     if header.format == "tiff":
         page: Any = _open_tiff(data).pages[0]
         nodata = (_nodata_of(page),) * header.channels
-        if page.photometric == _PALETTE and nodata[0] is not None:
-            raise ImageError("unsupported", "a TIFF with a palette whose nodata value is the number of a colour")
+        if nodata[0] is not None and (page.photometric not in _AS_STORED or page.bitspersample != 8):
+            kind = "palette" if page.photometric == _PALETTE else "photometric or depth that changes its values"
+            raise ImageError("unsupported", f"a TIFF with a {kind}, whose nodata value is a number before that")
     return Kept(header, PixelFormat("uint8", header.channels), lambda: decode_stored(data, header), nodata)
 
 

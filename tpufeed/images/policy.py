@@ -259,23 +259,29 @@ def _store_kept(kept: Kept, policy: Images, name: str) -> StoredImage:
     orientation = header.orientation if policy.exif == "apply" else 1
     pixels = turn(kept.load(), orientation)
     empty = _find_nodata(pixels, kept.nodata)
-    values = pixels
+    holes = empty
+    if kept.pixels == RGB8 and pixels.shape[2] == 1 and policy.greyscale == "rgb":
+        pixels = pixels.repeat(3, axis=2)
     if empty.any():
         odd = (*odd, NODATA_MASKED if policy.nodata == "mask" else NODATA)
         if policy.nodata == "mask":
-            values = pixels[empty == 0]
             pixels = np.where(empty[..., None], pixels.dtype.type(0), pixels)
     if pixels.dtype.kind == "f" and not (sound := np.isfinite(pixels)).all():
         if policy.nan == "reject":
             why = f"{np.sum(~sound):,} values are NaN or infinite. --policy nan=zero makes them 0"
             raise ImageError("unsupported", why)
         odd = (*odd, "nan")
-        values = values[np.isfinite(values)]
+        holes = empty | ~sound.all(axis=2)
         pixels = np.where(sound, pixels, np.float32(0)) if policy.nan == "zero" else pixels
     size = (pixels.shape[0], pixels.shape[1])
     if policy.presize is not None:
-        pixels = _presize(pixels, scaled_size(*size, policy.presize, policy.presize_mode), policy)
+        pixels = _presize_around(pixels, holes, scaled_size(*size, policy.presize, policy.presize_mode), policy)
     height, width, channels = pixels.shape
+    values = pixels
+    if policy.nodata == "mask" and empty.any():
+        values = pixels[_placed(size, (height, width), policy).warp(empty, 0) == 0]
+    if values.dtype.kind == "f":
+        values = values[np.isfinite(values)]
     is_rgb8 = kept.pixels == RGB8
     return StoredImage(
         encode(pixels, "png", policy.quality) if is_rgb8 else encode_npy(pixels),
@@ -311,6 +317,22 @@ def _presize(pixels: Pixels, wanted: tuple[int, int], policy: Images) -> Pixels:
         top, left = (tall - side) // 2, (wide - side) // 2
         pixels = pixels[top : top + side, left : left + side]
     return shrink(pixels, height, width)
+
+
+def _presize_around(pixels: Pixels, holes: npt.NDArray[np.uint8], wanted: tuple[int, int], policy: Images) -> Pixels:
+    """Presize upright pixels. Those without data do not mix with others: they stay where they are the nearest."""
+    size = (pixels.shape[0], pixels.shape[1])
+    if wanted == size or not holes.any():
+        return _presize(pixels, wanted, policy)
+    known, filled = holes == 0, pixels.copy()
+    for channel in range(pixels.shape[2]):
+        filled[..., channel][~known] = pixels[..., channel][known].mean() if known.any() else 0
+    small = _presize(filled, wanted, policy)
+    placed = _placed(size, (small.shape[0], small.shape[1]), policy)
+    left = placed.warp(holes, 0) != 0
+    for channel in range(pixels.shape[2]):
+        small[..., channel][left] = placed.warp(pixels[..., channel], 0)[left]
+    return small
 
 
 def _pack(image: StoredImage) -> StoredImage:
@@ -397,13 +419,21 @@ def stored_geometry(image: StoredImage, policy: Images, turn: int = 1) -> Geomet
         geometry = Geometry.identity(height, width)
     else:
         geometry = Geometry.identity(*((width, height) if turn >= 5 else (height, width))).turned(turn)
-    if (image.height, image.width) == image.source:
+    return _placed(image.source, (image.height, image.width), policy, geometry)
+
+
+def _placed(
+    source: tuple[int, int], size: tuple[int, int], policy: Images, geometry: Geometry | None = None
+) -> Geometry:
+    """Return where each place of an image presized to `size` lies in its source, of that geometry."""
+    (height, width), top, left = source, 0, 0
+    geometry = geometry or Geometry.identity(height, width)
+    if size == source:
         return geometry
-    top = left = 0
     if policy.presize_mode == "fit":
         side = min(height, width)
         top, left, height, width = (height - side) // 2, (width - side) // 2, side, side
-    return geometry.window(Window(top, left, height, width, image.height, image.width))
+    return geometry.window(Window(top, left, height, width, *size))
 
 
 def _read(data: bytes, policy: Images, name: str) -> tuple[ImageHeader, tuple[str, ...]]:

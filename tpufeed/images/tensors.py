@@ -72,7 +72,10 @@ def _parse(head: bytes) -> NpyHeader:
 def npy_view(data: bytes | memoryview) -> npt.NDArray[Any]:
     """Return the array of a file, as stored, without a copy. Raises ImageError."""
     dtype, shape, order, start = read_npy_header(data)
-    return np.ndarray(shape, dtype, data, start, order=order)
+    try:
+        return np.ndarray(shape, dtype, data, start, order=order)
+    except (TypeError, ValueError) as error:  # a side is negative, not a whole number, or too large
+        raise ImageError("unreadable", f"the .npy says that it has the shape {shape}: {error}") from error
 
 
 def npy_image(data: bytes | memoryview) -> npt.NDArray[Any]:

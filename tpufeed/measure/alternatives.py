@@ -41,6 +41,7 @@ from tpufeed.images.ops import (
     VerticalFlip,
 )
 from tpufeed.images.pipeline import Pipeline, run_views
+from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.policy import Images, store_image
 from tpufeed.images.protocols import Op
 from tpufeed.images.restart import CAN_REWRITE
@@ -78,18 +79,21 @@ def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
     *,
     cache: CacheInfo | None = None,
     sizes: Sizes | msgspec.UnsetType = msgspec.UNSET,
+    pixels: PixelFormat | msgspec.UnsetType = msgspec.UNSET,
 ) -> Dataset:
     """Write a dataset of these images, which are raw pixels if a `shape` is given, and open it.
 
-    The images are repeated up to `least_bytes`, so that the processor's cache does not help. `cache` and
-    `sizes` are those of the manifest that the images come from.
+    The images are repeated up to `least_bytes`, so that the processor's cache does not help. `cache`,
+    `sizes` and `pixels` (the format of images that are not `RGB8`) are those of the dataset that the images come from.
 
     Raises:
         StoreError: the dataset cannot be written.
     """
     from tpufeed._version import __version__
 
-    features = (FeatureSpec(ENCODED, "bytes") if shape is None else FeatureSpec(TENSOR, "uint8", shape),)
+    dtype = (pixels or RGB8).dtype
+    raw, encoded = FeatureSpec(TENSOR, dtype, shape, pixels=pixels), FeatureSpec(ENCODED, "bytes", pixels=pixels)
+    features = (encoded if shape is None else raw,)
     made, offsets = list[Shard](), []
     try:
         folder.mkdir(parents=True)
@@ -117,7 +121,7 @@ def write_sample(  # noqa: PLR0913  # what tests and benchmarks vary
             images={},
             odd={},
             sizes=sizes,
-            cache=CacheInfo("", (), (), "raw", shape, "uint8", 1, 0, "sample") if shape and cache is None else cache,
+            cache=CacheInfo("", (), (), "raw", shape, dtype, 1, 0, "sample") if shape and cache is None else cache,
         )
         (folder / MANIFEST).write_bytes(encode_manifest(manifest))
     except OSError as error:

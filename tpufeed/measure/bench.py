@@ -12,6 +12,7 @@ from tpufeed.dataset.reader import Dataset, open_dataset
 from tpufeed.errors import LoaderError, MissingExtraError, OptionError
 from tpufeed.images.description import parse_op
 from tpufeed.images.ops import HorizontalFlip, RandomResizedCrop
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.protocols import Op
 from tpufeed.measure.accelerator import Limits
 from tpufeed.measure.feeding import DeviceChoice, feed
@@ -194,6 +195,9 @@ def measure(measurement: Measurement) -> BenchRun:
         source = "mixture"
     else:
         batches = data.split(split).records // size
+    odd = next((dataset for dataset in datasets if dataset.manifest.pixels != RGB8), None)
+    if odd is not None and choice.kind in ("xla", "jax"):
+        raise OptionError(f"the model that bench trains takes 8-bit RGB, and {odd.label} has other images: use --tpu")
     loader: Any
     if name == "naive":
         if isinstance(data, Mixture):

@@ -18,6 +18,7 @@ from tpufeed.errors import OptionError, TpufeedError, advised
 from tpufeed.images import HorizontalFlip
 from tpufeed.images.mixing import MixingOp
 from tpufeed.images.ops import RandomResizedCrop
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.protocols import Op
 from tpufeed.measure.alternatives import try_alternatives, try_device_ops, write_sample
 from tpufeed.measure.clock import MODERATE_PERCENT, Blame, load_steps
@@ -137,7 +138,8 @@ def examine(  # noqa: PLR0913  # each option is a parameter that editors show
                 )
             if ops is None:
                 assumed += (_NOTE_ON_OPS,)
-            where, measured = store.url, measure_files(store.url, ops or _DEFAULT_OPS, batch, each, tell)
+            tried = _DEFAULT_OPS if ops is None else ops
+            where, measured = store.url, measure_files(store.url, tried, batch, each, tell)
         else:
             where, measured = dataset.url, _examine_datasets(dataset, asked)
     measured = replace(measured, notes=(*busy_notes(about), *assumed, *measured.notes))
@@ -271,7 +273,12 @@ def _measure_loading(
         near, fed_ops = data, asked.ops
         if copied:
             cache = manifest.cache and msgspec.structs.replace(manifest.cache, ops=(), live=(), variants=1)
-            kept: dict[str, Any] = {"split": split, "cache": cache, "sizes": manifest.sizes}
+            kept: dict[str, Any] = {
+                "split": split,
+                "cache": cache,
+                "sizes": manifest.sizes,
+                "pixels": manifest.features[0].pixels,
+            }
             near = write_sample(folder / "as-is", images, manifest.tensor_shape, **kept)
             fed_ops = ops
         asked.tell(ASSEMBLY)
@@ -291,6 +298,8 @@ def _measure_loading(
         alternatives, untried = tuple[Alternative, ...](), list[str]()
         if pixels.frames:
             untried.append("each clip counts as one image. Other ways to store clips are not tried")
+        elif alone and encoded and manifest.cache is None and pixels != RGB8:
+            untried.append(f"images of {pixels}: other ways to store them are not tried. A raw cache often helps")
         elif alone and encoded and manifest.cache is None:
             asked.tell("other ways to store the images")
             built = sum(entry.records for entry in manifest.splits.values())

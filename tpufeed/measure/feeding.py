@@ -133,7 +133,7 @@ def _make_xla_step() -> Callable[[Any], None]:
         return (array if isinstance(array, torch.Tensor) else torch.from_numpy(np.asarray(array))).to(device)
 
     def step(batch: Any) -> None:
-        image, label = (on_device(array) for array in batch[:2])
+        image, label = map(on_device, _labelled(batch))
         image = image.permute(0, 3, 1, 2).float() / 255
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(image), label.long()).backward()
@@ -172,7 +172,15 @@ def _make_jax_step(platform: str) -> Callable[[Any], None]:
 
     def step(batch: Any) -> None:
         nonlocal params
-        params = update(params, *map(jnp.asarray, batch[:2]))
+        params = update(params, *map(jnp.asarray, _labelled(batch)))
         jax.block_until_ready(params)  # type: ignore[no-untyped-call]  # JAX leaves it untyped
 
     return step
+
+
+def _labelled(batch: Any) -> tuple[Any, Any]:
+    """Return the images of a batch, and a class for each: those of the labels, or 0."""
+    images, *others = batch if isinstance(batch, tuple) else (batch,)
+    label = others[0] if others else None
+    is_class = label is not None and np.shape(label) == (len(images),)
+    return images, np.clip(np.asarray(label), 0, 999).astype(np.int64) if is_class else np.zeros(len(images), np.int64)

@@ -18,6 +18,7 @@ from PIL import Image
 
 from tpufeed.builds.item import Item
 from tpufeed.dataset.reader import Dataset
+from tpufeed.dataset.schema import LABEL
 from tpufeed.errors import (
     DatasetNotFoundError,
     ImageError,
@@ -28,6 +29,7 @@ from tpufeed.errors import (
     TpufeedError,
 )
 from tpufeed.images.pipeline import Pipeline
+from tpufeed.images.pixel_format import RGB8
 from tpufeed.images.protocols import Op
 from tpufeed.measure.alternatives import try_alternatives
 from tpufeed.measure.prediction import ASSEMBLY, DECODING, OPS, READING, TRANSFER, Alternative, Measurements, Storage
@@ -42,7 +44,7 @@ from tpufeed.sources.table import TableSource
 from tpufeed.storage.local import temporary_folder
 from tpufeed.storage.store import read_span
 from tpufeed.text import format_count
-from tpufeed.tfrecord.example import decode_example
+from tpufeed.tfrecord.example import ABSENT, decode_example
 
 _IMAGE_PX = 224
 _LISTING_SECONDS = 20.0
@@ -57,7 +59,12 @@ class NaiveLoader:
     """
 
     def __init__(self, dataset: Dataset, split: str, batch_size: int) -> None:
+        manifest = dataset.manifest
+        if manifest.pixels != RGB8 or manifest.is_coded:
+            raise OptionError(f"the naive loader reads 8-bit RGB, and {dataset.label} has other images")
         self.dataset, self.split, self.batch_size = dataset, split, batch_size
+        self._image_key = manifest.features[0].key
+        self._label_key = next((spec.key for spec in manifest.features if spec.name == LABEL), "")
         self._entry = dataset.split(split)
         self._rng = random.Random(0)
         self._epoch = 0
@@ -74,9 +81,9 @@ class NaiveLoader:
             images, labels = list[Any](), list[int]()
             for _ in range(self.batch_size):
                 sample = decode_example(next(payloads))
-                label = sample.get("image/class/label")
-                labels.append(-1 if label is None else self.dataset.label_of(int(label.values[0])))
-                data: Any = sample["image/encoded" if shape is None else "image/tensor"].values[0]
+                label = sample.get(self._label_key, ABSENT).values
+                labels.append(self.dataset.label_of(int(label[0])) if len(label) else -1)
+                data: Any = sample[self._image_key].values[0]
                 if shape is not None:
                     images.append(np.frombuffer(bytes(data), np.uint8).reshape(shape))
                     continue

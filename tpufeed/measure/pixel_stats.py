@@ -71,14 +71,14 @@ def _iter_images(dataset: Dataset, split: str) -> Iterator[tuple[Pixels, int]]:
     """Yield the pixels of each image that have data, (..., channels), and the number of others."""
     manifest, layout = dataset.manifest, dataset.reader(split).layout
     pipeline = pipeline_of(manifest.pixels)((), seed=0, upright=manifest.upright, pixels=manifest.pixels)
-    key = next((spec.key for spec in manifest.features if spec.name == NODATA and spec.kind == "mask"), None)
+    spec = next((spec for spec in manifest.features if spec.name == NODATA and spec.kind == "mask"), None)
     for payload in dataset.iter_payloads(split):
         image = pipeline.run_stored(layout.decode(payload)[0], manifest.tensor_shape, ())
-        if key is None:
+        if spec is None:
             yield image, 0
         else:
-            data: Any = decode_arrays(payload)[key].values[0]
-            empty = decode_mask(data, "mask") > 0
+            data: Any = decode_arrays(payload)[spec.key].values[0]
+            empty = (np.frombuffer(data, np.uint8).reshape(spec.shape) if spec.shape else decode_mask(data, "mask")) > 0
             yield image[~empty], int(empty.sum())
 
 

@@ -164,6 +164,9 @@ class SampleMaker:
             frames = read_frames(data[0], policy.frames or 0, policy.frame_stride, keeps)
             files = [f"frame {number} of the clip" for number in range(len(frames))]
             if kind in ("gif", "webp"):
+                if pixels != RGB8:
+                    said = f"its frames are {RGB8.of_images}, and those of the dataset are {pixels}"
+                    raise ImageError("other_pixels", said)
                 policy = replace(policy, pixels="rgb8")
             if kind == "webp" and policy.encode not in ("png", "webp"):  # as of images that are encoded again
                 policy = replace(policy, encode="jpeg")

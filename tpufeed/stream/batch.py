@@ -18,7 +18,7 @@ from tpufeed.dataset.records import Reader
 from tpufeed.dataset.sample import Sample
 from tpufeed.errors import ImageError, OpError, RecordError, ShardError
 from tpufeed.images.decoding import Pixels, Scratch
-from tpufeed.images.mending import seen_size
+from tpufeed.images.mending import mend, seen_size
 from tpufeed.images.pipeline import DrawnBatch, run_views
 from tpufeed.images.protocols import Draws
 from tpufeed.stream.buffers import BufferLayout, Memory
@@ -202,17 +202,15 @@ class BatchDecoder:
     def finish(self, job: BatchJob, costs: Iterable[Iterable[Cost]]) -> DecodedBatch:
         """Return the batch once all rows are done. A bad row repeats the good row before it, masked.
 
-        A batch of lost shards alone is zeros and empty texts. Raises RecordError if all of its records are bad.
+        A batch of which all records are bad is zeros and empty texts.
         """
         bad = sorted(job.bad.items())
         if bad:
             good = [row for row in range(len(job.arrays[self.columns.mask])) if row not in job.bad]
-            if not good and any(record.where[-1] == WHOLE_SHARD for _, record in bad):
+            if not good:
                 for name, values in job.arrays.items():
                     if name not in (SAMPLE, SOURCE, DEVICE_NUMBERS):
                         values[...] = "" if values.dtype == object else 0
-            elif not good:
-                raise RecordError(f"all {len(bad)} records of a batch are bad, the first one: {bad[0][1].message}")
             for row, _ in bad if good else ():
                 repeated = good[max(0, int(np.searchsorted(good, row)) - 1)]
                 for name, values in job.arrays.items():
@@ -364,7 +362,10 @@ class Decoder:
         if plan.shape is None and len(plan.pipelines) > 1 and plan.pixels.frames:
             made = run_clip_views(plan.pipelines, plan.pixels, image, draws, outs, _scratch)
         elif plan.shape is None and len(plan.pipelines) > 1:
-            made = run_views(plan.pipelines, image, draws, outs, _scratch)
+            try:
+                made = run_views(plan.pipelines, image, draws, outs, _scratch)
+            except ImageError as error:
+                made = run_views(plan.pipelines, memoryview(mend(image, error)), draws, outs, _scratch)
         else:
             each = zip(plan.made, draws, outs, strict=True)
             made = [

@@ -75,6 +75,8 @@ class Scalar:
     def read(self, sample: Sample) -> Any:
         """Return the value, as rows hold it. Raises RecordError."""
         found, (column,) = sample.values(self.spec), self.columns
+        if self.spec.is_raw and len(found) == 1 and isinstance(found[0], memoryview):
+            found = sample.items(self.spec).tolist()  # of a small type, at most one number
         if self.choice is not None and len(found) > 1:
             share = next(iter(sample.draws[self.choice]), 0.0)  # no draw for the first one
             found = [found[int(share * len(found))]]
@@ -376,7 +378,7 @@ def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
     else:
         whole = dtype.kind not in "f"
         low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max) if whole else (0, 0)
-        fits = not whole or bool(float(fill).is_integer() and low <= fill <= high)
+        fits = not whole or bool(low <= fill <= high and float(fill).is_integer())
     if not fits:
         raise OptionError(f"fill of {name!r} is a value of {held}, not {fill!r}")
 

@@ -348,11 +348,11 @@ class HostStream(LedStream):
 
     def place_after(self, epoch: int, samples: int, batches: int) -> tuple[int, int]:
         """Return epoch and samples of the whole world after `batches` batches of an iteration that began there."""
-        first, whole, size = self.batches_from(samples), self.batches_from(0), self.batch_size * self.world.size
-        if batches <= first:
-            return epoch, samples + batches * size
-        epochs, batches = divmod(batches - first, whole)
-        return epoch + 1 + epochs, batches * size
+        share = self._sampler.share(self.world, samples)
+        if batches <= len(share):
+            return epoch, share.samples_after(batches)
+        epochs, batches = divmod(batches - len(share), self.batches_from(0))
+        return epoch + 1 + epochs, batches * share.global_batch
 
     def state_at(self, epoch: int, samples: int) -> dict[str, Any]:
         """Return the state after `samples` samples of the whole world in `epoch`."""

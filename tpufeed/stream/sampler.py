@@ -289,11 +289,12 @@ def _is_through(wholes: Ints, longest: bool, counts: Ints) -> bool:
 
 def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
     """Return (source, epoch, rows) for each pair of source and epoch that occurs, in rising order."""
-    keys = source * (1 << 40) + epoch
-    order = np.argsort(keys, kind="stable")
-    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    epochs = np.broadcast_to(epoch, source.shape)
+    order = np.lexsort((epochs, source))
+    pairs = np.stack([source[order], epochs[order]], 1)
+    starts = np.flatnonzero(np.diff(pairs, axis=0, prepend=-1).any(axis=1))
     found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
-    return [(*divmod(int(keys[order[start]]), 1 << 40), order[start:stop]) for start, stop in found]
+    return [(*pairs[start].tolist(), order[start:stop]) for start, stop in found]
 
 
 Samples: TypeAlias = DatasetStream | MixtureStream

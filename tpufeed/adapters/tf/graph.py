@@ -38,7 +38,7 @@ _FEWEST_IN_GROUP = 16
 # 2^64 divided by the golden ratio, as an int64: its multiples are far apart for any two epochs.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _NOT_HERE = ("processes", "max_bad_records", "max_bad_shards", "timeout_seconds", "numa", "local_dir", "local_bytes")
-_DTYPES = {"int64": tf.int64, "float32": tf.float32}
+_STORED = {"int64": tf.int64, "float": tf.float32, "bytes": tf.string}
 _JPEG = {"channels": 3, "dct_method": "INTEGER_FAST", "fancy_upscaling": False}
 _OPS = (
     images.CenterCrop,
@@ -129,7 +129,7 @@ class DirectGraph:
         self._shape, self._tensor_shape = stream.image_shape, manifest.tensor_shape
         self._image_key = manifest.features[0].key if IMAGE in stream.form.names else None
         self._only_jpeg = bool(manifest.images) and all(kind.startswith("jpeg") for kind in manifest.images)
-        dtypes = {field.spec.key: _DTYPES.get(field.spec.dtype, tf.string) for field in self._columns}
+        dtypes = {field.spec.key: _STORED[field.spec.stored_kind] for field in self._columns}
         if self._image_key is not None:
             dtypes[self._image_key] = tf.string
         self._features = {key: tf.io.FixedLenFeature((), dtype) for key, dtype in dtypes.items()}
@@ -298,6 +298,11 @@ class DirectGraph:
 
         return tf.cond(tf.reduce_all(sound), tf.no_op, fail)
 
+    def _columns_of(self, parsed: Any) -> dict[str, Any]:
+        """Return the columns in the types of a batch. Records hold whole numbers as int64."""
+        found = {field.columns[0]: parsed[field.spec.key] for field in self._columns}
+        return {each.name: value if each.dtype == "O" else tf.cast(value, each.dtype) for each, value in found.items()}
+
     def _have_class(self, found: dict[str, Any]) -> Any:
         """Return for each row whether its label is a class of the dataset. True without labels, or names of classes."""
         if self._label is None or not self._classes:
@@ -331,7 +336,7 @@ class DirectGraph:
         with tf.control_dependencies([self._assert_sound(tf.strings.length(payload) > 0, *where)]):
             payload = tf.identity(payload)
         parsed = tf.io.parse_example(payload, self._features) if self._features else {}
-        found = {field.columns[0].name: parsed[field.spec.key] for field in self._columns}
+        found = self._columns_of(parsed)
         fits = tf.fill(tf.shape(record), True) & self._have_class(found)
         if self._image_key is not None:
             fits &= tf.strings.length(parsed[self._image_key]) == math.prod(self._shape)
@@ -368,7 +373,7 @@ class DirectGraph:
             image = self._decode(stored, draws)
         else:
             image = run_ops(self._ops, tf.reshape(tf.io.decode_raw(stored, tf.uint8), self._tensor_shape), draws)
-        found = {field.columns[0].name: parsed[field.spec.key] for field in self._columns}
+        found = self._columns_of(parsed)
         return carried, found | {IMAGE: tf.ensure_shape(image, self._shape)}
 
     def _check_group(self, number: Any, group: tuple[Any, dict[str, Any]]) -> dict[str, Any]:

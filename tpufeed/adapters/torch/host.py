@@ -132,6 +132,8 @@ class TFRecordImages(TorchDataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples at once, as DataLoader asks for them."""
+        if not len(indices):
+            return []
         opened = self._open()
         samples = np.array([int(index) for index in indices], np.int64)
         for index in samples[(samples < -len(self)) | (samples >= len(self))]:
