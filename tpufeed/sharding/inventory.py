@@ -159,13 +159,9 @@ class Inventory:
                 splits.update(str(item.split) for item in chunk)
                 if len(splits) > _MOST_SPLITS:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
-        contents, taken = source.contents.merge(options), labels
-        if self.growth is not None:
-            self.growth.skip_known()
-            self.skipped = self.growth.skipped
-            if self.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
-                # What only skipped rows have would become classes and lengths without a sample.
-                taken = self._count_left(types, list_lengths)
+        contents = source.contents.merge(options)
+        self._check_groups()  # also of rows that an append skips
+        taken = labels if self.growth is None else self._skip_known(self.growth, labels, types, list_lengths)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         self._find_features(labels, taken, list_lengths, types, contents, source.labels_are_names)
         columns, are_numbers = [spec.name for spec in self.schema], options.label_type == "number"
@@ -198,7 +194,8 @@ class Inventory:
     def _understand(self, source: Source, contents: Contents, labels: Counter[Label], groups: str) -> Listed:
         """Return what the source is taken for. `labels` has the number of samples of each label.
 
-        `groups` says what the splits have of each.
+        `groups` says what the splits have of each. Raises SourceError if the values of an appended source say that its
+        boxes have another format than those of the dataset.
         """
         options, names, listed = self.options, self.classes.names, self.listed_classes
         ids = ", in the order of --classes" if options.classes is not None else ""
@@ -215,6 +212,10 @@ class Inventory:
         if options.split_shares is not None:
             hashed = options.split_with or "each image's path"
             dealt = f"shares, by a hash of {hashed}"
+        box_format = contents.box_format or FORMATS[0]
+        before = None if self.standing is None else self.standing.manifest.listed
+        if before and before.boxes and options.boxes.format is None and before.kind == source.what:
+            _check_format(box_format, before.box_format)
         return Listed(
             kind=source.what,
             why=source.why,
@@ -224,16 +225,25 @@ class Inventory:
             splits=(source.splits_from if source.splits else dealt) + groups,
             columns=further_columns(self.features),
             boxes=contents.boxes or "",
-            box_format=contents.box_format or FORMATS[0],
+            box_format=box_format,
             images_from=mask_secrets(url_identity(source.images_from)),
         )
 
-    def _look_at_groups(self, shares: dict[str, float] | None) -> tuple[str, list[str]]:
-        """Return what splits have of images and of groups, and warnings.
+    def _skip_known(
+        self, growth: Growth, labels: Counter[Label], types: ColumnTypes, list_lengths: set[int]
+    ) -> Counter[Label]:
+        """Leave out inputs that the growing dataset has, and return the labels of the others."""
+        growth.skip_known()
+        self.skipped = growth.skipped
+        if not self.skipped or not self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
+            return labels
+        # What only skipped rows have would become classes and lengths without a sample.
+        return self._count_left(types, list_lengths)
 
-        Raises SourceError if the source has a group in two splits.
-        """
-        what, warnings = self.options.split_with, list[str]()
+    def _check_groups(self) -> None:
+        """Raises SourceError if the source has a group in two splits."""
+        if (what := self.options.split_with) is None:
+            return
         least = "SELECT held, MIN(split), MAX(split) FROM inputs GROUP BY held HAVING MIN(split) < MAX(split) LIMIT 1"
         for held, *splits in self.query(least):
             where = "SELECT MIN(path) FROM inputs WHERE held = ? AND split = ?"
@@ -242,6 +252,10 @@ class Inventory:
                 f"{what} {format_value(held)} is in the splits {first} and {second}. Correct the source, or deal the "
                 "splits anew: --splits train=0.8,val=0.2"
             )
+
+    def _look_at_groups(self, shares: dict[str, float] | None) -> tuple[str, list[str]]:
+        """Return what splits have of images and of groups, and warnings."""
+        what, warnings = self.options.split_with, list[str]()
         each = self.query("SELECT split, COUNT(*), COUNT(DISTINCT held) FROM inputs GROUP BY split")
         counts = {split: (images, groups) for split, images, groups in each}
         total = sum(images for images, _ in counts.values())
@@ -716,3 +730,12 @@ def split_of(path: str, splits: dict[str, float]) -> str:
         if point < stop:
             return name
     return list(splits)[-1]
+
+
+def _check_format(found: str, before: str) -> None:
+    """Raises SourceError if an appended source has boxes in another format, as its values say."""
+    if found != before:
+        raise SourceError(
+            f"boxes of this source look like {found!r}, and those of the dataset were taken for {before!r}. Say what "
+            "they are: --box-format, with --allow-different"
+        )

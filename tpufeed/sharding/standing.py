@@ -199,6 +199,9 @@ class Growth:
         present if an image of the same file has its bytes. Each such image matches one row.
         """
         self._list_known()
+        if self._files > 1:  # `known` has versions of all files
+            self._database.create_function("versions", 1, lambda line: version_of(decode_item(line), self._files))
+            self._query("UPDATE inputs SET version = versions(item)")
         are_rows = self._query("SELECT 1 FROM known WHERE place != '' LIMIT 1").fetchone() is not None
         same = (
             "inputs JOIN known ON known.path = inputs.path "

@@ -36,6 +36,8 @@ def parse_bands(
             f"bands={','.join(each)!r}: expected the numbers of a file's bands, from 1, like 4,3,2, or the different "
             "names of bands in files of their own, like B02,B03,B04"
         )
+    if any(is_image_name(band) for band in each):
+        raise OptionError(f"bands={','.join(each)!r}: name bands without the ending of their files, like B02,B03")
     if image is not None:
         raise OptionError(f"bands={','.join(each)!r} names the files of an image. Leave --image out")
     return tuple(each), ()

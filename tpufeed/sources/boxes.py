@@ -197,11 +197,11 @@ class BoxMover:
             points[:, :2] *= scale
             points = stored.move_points(points.astype(np.float32))[0]
             points[unset] = 0
-            if stored.is_mirrored and spec.flip_pairs:  # its annotator saw left and right swapped
+            if stored.is_mirrored and spec.flip_pairs and len(points):  # its annotator saw left and right swapped
                 order = np.arange(spec.each[0] if len(spec.each) > 1 else len(points))
                 for one, other in spec.flip_pairs:
                     order[[one, other]] = order[[other, one]]
-                points = points.reshape(-1, len(order), spec.each[-1])[:, order] if len(points) else points
+                points = points.reshape(-1, len(order), spec.each[-1])[:, order]
             moved[spec.name] = Feature("float", points.ravel().tolist())
         if self._boxes is not None:
             boxes = _numbers(self._boxes, features, _BOX)

@@ -181,7 +181,8 @@ def read_coco(store: Store, name: str, outlines: bool = False) -> Coco:
         by_image.get(one.image_id, []).append(one)
     kept = list(itertools.chain.from_iterable(by_image.values()))
     marked = [one for one in kept if one.keypoints]
-    points = len(marked[0].keypoints or ()) // _POINT if marked else 0
+    lengths = Counter(len(one.keypoints or ()) for one in marked)
+    points = max(1, max(lengths, key=lambda length: lengths[length]) // _POINT) if marked else 0
     if points > _MOST_POINTS:
         raise SourceError(f"{where}: an annotation has {points:,} keypoints. At most {_MOST_POINTS:,} are allowed")
     categories.sort(key=lambda category: (isinstance(category.id, str), category.id))

@@ -476,6 +476,8 @@ class _ParquetFile:
         first = 0
         for group in range(self._parquet.metadata.num_row_groups):
             count = self._parquet.metadata.row_group(group).num_rows
+            if not count:
+                continue
             refs = {name: self._find_refs(info, group, layout.images[name], first, count) for name in images}
             batches = iter([None])
             if leaves:

@@ -33,6 +33,7 @@ _EXACT_FLOAT = 1 << 24  # up to this, float32 holds all whole numbers
 _KEPT_DIGITS = 7  # of a float32
 _EXACT_DOUBLE = 1 << 53  # up to this, float64 holds all whole numbers
 _NUMBERS = ("int64", "float32")
+_MOST_AXES = 32  # of a value
 _MOST_TEXTS = 6  # different texts of a column that may name splits
 _TEXT = (None, "bytes", "string")  # None: the column has only nulls
 _DECLARED = re.compile(r"(?P<dtype>[a-z0-9]+)(?P<list>\[(?P<shape>[0-9, ]*)\])?")
@@ -462,12 +463,12 @@ def _tensor_shape(value: Sequence[Any]) -> tuple[int, ...] | None:
     return _shape_of(value) if value and isinstance(value[0], list | tuple) else None
 
 
-def _shape_of(value: Any) -> tuple[int, ...] | None:
+def _shape_of(value: Any, most: int = _MOST_AXES) -> tuple[int, ...] | None:
     if value is None or isinstance(value, int | float):
         return ()
-    if not isinstance(value, list | tuple) or not value:
+    if not isinstance(value, list | tuple) or not value or not most:
         return None
-    shapes = {_shape_of(item) for item in value}
+    shapes = {_shape_of(item, most - 1) for item in value}
     inner = shapes.pop() if len(shapes) == 1 else None
     return None if inner is None else (len(value), *inner)
 

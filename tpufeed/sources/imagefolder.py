@@ -99,26 +99,30 @@ class ImageFolderSource(TableSource):
         known = names if self._label in (None, options.label) else [*names, self._label]
         columns = TableColumns(where, known, options, options.image or _IMAGE, self._label)
 
+        def within(path: Any) -> Any:
+            is_below = isinstance(path, str) and path and "://" not in path
+            return posixpath.normpath(posixpath.join(folder, path)) if is_below else path
+
         def change(record: Record) -> Record:
             changed = dict(record)
             for file in columns.files:
                 path = record.get(file)
-                if isinstance(path, str) and path and "://" not in path:
-                    changed[file] = posixpath.normpath(posixpath.join(folder, path))
+                changed[file] = list(map(within, path)) if isinstance(path, list) else within(path)
             return changed
 
         return columns, change if folder else None
 
     def iter_items(self, found: Found) -> Iterator[Item]:
         files, named = Files(self.base), 0
-        found.notes += self.notes
         for info in self._files:
             where = f"{self.base}/{info.name}"
             with self.open(info.name) as (columns, records), open_groups(records, columns.files[0], where) as groups:
                 for item in columns.iter_items((_one_of(rows, where) for rows in groups.iter_groups()), files):
                     is_there = bool(item.version or item.bytes) and is_image_name(item.path)
-                    named += is_there and not (item.file or item.path).startswith("/") and "://" not in item.path
+                    own = (item.file or item.path, *(image.file for image in item.images))
+                    named += is_there * sum(not file.startswith("/") and "://" not in file for file in own)
                     yield item
+        found.notes += dict.fromkeys(self.notes)
         images = 0
         with listing():
             for info in self._store.iter_objects():

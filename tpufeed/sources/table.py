@@ -20,7 +20,15 @@ import msgspec
 from tpufeed.builds.item import ImageRef, Item, Label, Labels
 from tpufeed.dataset.naming import check_split_name
 from tpufeed.dataset.schema import BOX_NAMES, name_boxes
-from tpufeed.errors import ImageError, NoInputsError, OptionError, SourceError, TpufeedError, url_identity
+from tpufeed.errors import (
+    ImageError,
+    NoInputsError,
+    OptionError,
+    SourceError,
+    TpufeedError,
+    UnknownSchemeError,
+    url_identity,
+)
 from tpufeed.images.frames import choose_frames
 from tpufeed.sources.bands import BAD_BANDS
 from tpufeed.sources.boxes import pair_names
@@ -47,7 +55,7 @@ ROWS_AT_ONCE = 2048
 _NO_FILE = "there is no such file"
 _NO_CLIP = f"{_NO_FILE} (--frames makes a clip of a pattern)"
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_NUMBER = re.compile(r"\{:0?[0-9]*d?\}")  # of a frame in a pattern of paths
+_NUMBER = re.compile(r"\{:0?[0-9]{0,2}d?\}")  # of a frame in a pattern of paths
 _TRIED_IMAGES = 16
 _MOST_FOLDERS = 100  # to search for the images
 _MOST_LISTED = 10**6  # files there, if images are in several folders
@@ -194,6 +202,8 @@ class TableColumns:
             chosen = choose_frames(len(names), images.frames, images.frame_stride)
         except ImageError as error:
             return [*map(_to_path, names[:1]), error]  # the clip has the name of its first frame
+        except (OptionError, UnknownSchemeError) as error:
+            return [ImageError("unreadable", str(error))]
         return [_to_path(names[number]) for number in chosen]
 
     def _find_label(self, record: Record) -> Label | Labels:
@@ -219,7 +229,7 @@ class TableColumns:
             return split
         if self.split is None:
             return None
-        value = record.get(self.split)
+        value = _to_path(record.get(self.split))
         split = "nan" if value is None or value == "" else str(value)
         if split.lower() == "nan":
             raise SourceError(f"the column {self.split!r} has no split. Fill it in, or leave the row out")
@@ -317,9 +327,13 @@ class TableSource(Source):
         if find_path is None:
             return columns, None
 
+        def find(value: Any) -> Any:
+            if isinstance(value, list):  # frames of a clip
+                return list(map(find, value))
+            return find_path(key) if (key := text_of(value)) else value
+
         def change(record: Record) -> Record:
-            keys = {name: text_of(record.get(name)) for name in columns.files[: self._options.image_files]}
-            return {**record, **{name: find_path(key) for name, key in keys.items() if key}}
+            return {**record, **{name: find(record.get(name)) for name in columns.files[: self._options.image_files]}}
 
         return columns, change
 
@@ -571,13 +585,10 @@ def to_label(value: Any) -> Label | Labels:
 
 
 def iter_head(store: Store, name: str) -> Iterator[Record]:
-    """Yield the first records of the table `name`: of a text file those in its first MB. Raises as `iter_items`."""
+    """Yield the records of the table `name`, for who takes the first ones. Raises as `iter_items`."""
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_object(store, name) as file:
-        is_parquet = name.lower().endswith(".parquet")
-        head = b"" if is_parquet else file.read(_BYTES_AT_ONCE)
-        whole = head if len(head) < _BYTES_AT_ONCE else head[: head.rfind(b"\n") + 1]
-        yield from _iter_records(file if is_parquet else io.BytesIO(whole), name, where)
+        yield from _iter_records(file, name, where)
 
 
 def box_flags(names: Iterable[str]) -> str:

@@ -158,7 +158,7 @@ class YoloSource(Source):
         images, files = self._iter_images(found), Files(self.base)
         lacking, count, first = 0, 0, ""
         for chunk in chunks_of(images, lambda image: getattr(image.label_info, "size_bytes", 0)):
-            infos = {image.label: image.label_info for image in chunk}
+            infos = {image.label: image.label_info for image in chunk if image.label_info is not None}
             texts = read_annotations(files, {name: x for name, x in infos.items() if isinstance(x, ObjectInfo)})
             for image in chunk:
                 if image.label_info is None:
@@ -194,14 +194,16 @@ class YoloSource(Source):
                     for info in at.iter_objects(prefix)
                     if info.name.endswith(".txt")
                 }
+                used = set[str]()  # images may share one, like a.jpg and a.png
                 for info in store.iter_objects(name):
                     if is_image_name(info.name):
                         file = resolve(self.base, whole(store.url, info.name))
                         label = _label_of(self.base, file)
-                        yield _Image(file, info, split, label, labels.pop(label, None))
+                        used.add(label)
+                        yield _Image(file, info, split, label, labels.get(label))
                     elif not info.name.endswith(".txt"):
                         count_ending(found.ignored_files, info.name)
-            lost.update(label for label in labels if posixpath.basename(label) != _CLASSES)
+            lost.update(label for label in labels.keys() - used if posixpath.basename(label) != _CLASSES)
         if lost:
             found.notes.append(f"{len(lost):,} label files belong to no image: {format_names(sorted(lost))}")
 
