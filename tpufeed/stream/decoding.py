@@ -168,6 +168,8 @@ def plan_decoding(
         drawn=pipelines,
     )
     later_ops = options.device_ops if options.views is None else None
+    if not columns.images and any(isinstance(op, MixingOp) for op in later_ops or ()):
+        raise OptionError("MixUp and CutMix need the image: name it in columns=, or leave them out")
     if later_ops is not None and (later_ops or manifest.is_coded) and columns.images:
         plan = _plan_device_ops(plan, manifest, Pipeline(views[0], 0), later_ops, on_device)
     custom = next((op for op in pipelines[0].ops if isinstance(op, Custom) and op.sample), None)
