@@ -15,7 +15,8 @@ its own, loaders take turns. Not taken over: single images, for tpufeed hands ov
     scripts/setup-peers spdl
     python benchmarks/run.py spdl [--script multi_thread_preprocessing.py] [--repeats 5] [--save]
 
-Without `--script` it is fetched from GitHub, at the commit that is pinned below.
+Without `--script` it is .peers/spdl/multi_thread_preprocessing.py, or fetched from GitHub, at the commit that is
+pinned below.
 """
 
 import argparse
@@ -70,12 +71,14 @@ def main(arguments: list[str]) -> None:
 
 
 def fetch_script(folder: Path) -> Path:
-    path = folder / "multi_thread_preprocessing.py"
+    if (copy := PEERS / "spdl" / Path(URL).name).exists():
+        return copy
+    path = folder / Path(URL).name
     try:
         with urllib.request.urlopen(URL, timeout=60) as answer:
             path.write_bytes(answer.read())
     except OSError as error:
-        sys.exit(f"run.py spdl: {URL} cannot be read ({error}); fetch it elsewhere and give it as --script")
+        sys.exit(f"run.py spdl: {URL} cannot be read ({error}); fetch it elsewhere, to {copy}")
     return path
 
 
