@@ -52,8 +52,7 @@ def warmup(  # noqa: PLR0913  # the public face
     `src` has grown since then, only the new samples are warmed, as the next version of the cache.
 
     Args:
-        src: path or URL of a dataset, or an open dataset, or a view of one (`Dataset.select`). `tpufeed.shard` makes a
-            dataset of image files. Each image is decoded once for all variants. Samples of a view get the pixels that
+        src: path or URL of a dataset, or an open dataset, or a view of one (`Dataset.select`). Each image is decoded once for all variants. Samples of a view get the pixels that
             they have in a cache of the whole dataset. The cache numbers them from 0.
         dst: path or URL of the cache.
         size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`. Default: 224.
@@ -62,9 +61,9 @@ def warmup(  # noqa: PLR0913  # the public face
             functions cannot be among them, because a loader imports nothing that a manifest names: pass `ops=[...]` to
             the loader instead.
         variants: number K of variants, of which epoch e reads variant e mod K.
-        encode: "raw" stores uint8 pixels, which load fastest. "png" takes half of their bytes, "jpeg" and "webp" take a
-            tenth. "dct", for loaders with `device_ops`, takes a sixth: it stores quantized coefficients of JPEGs, which
-            a device decodes.
+        encode: "raw" (uint8 pixels, which load fastest), "png" (half of their bytes), "jpeg" or "webp" (a tenth), or
+            "dct", for loaders with `device_ops` (a sixth). Images of "dct" are quantized coefficients of JPEGs, which a
+            device decodes.
         quality: quality of JPEG and WebP, 1 to 100, and of "dct", 1 to 92.
         seed: seed of the random numbers.
         shard_bytes: aim for shards of this size. Default: 128 MB, or less if there would be fewer than 64 shards.

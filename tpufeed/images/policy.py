@@ -53,17 +53,16 @@ class Images:
     Attributes:
         check: "full" decodes every image strictly, so that none can stop a training run, "header" trusts everything
             after a sound header.
-        encode: "keep" keeps every JPEG, PNG and still, opaque WebP that needs no change, but adds restart markers to
-            JPEGs: they cost no quality, and let loaders decode only the window that a crop needs. "exact" stores such
-            files unchanged. "dct" is "keep" with the coefficients of JPEGs instead of the files: 1.5 times the bytes,
-            without loss, and crops decode several times as fast. With these three, JPEG and WebP that need a change
-            become JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a loader. All else becomes
-            PNG. "jpeg", "png" or "webp" gives all images this format: images that have it and need no change are kept
-            as with "keep", all others are encoded.
-        pixels: "keep" stores PNG of 16 bits or with alpha, TIFF, JPEG 2000, DICOM, and NumPy's .npy and .npz as they
-            are: uint8, uint16 or float32 with 1 to 64 channels. The dataset gets the pixel format that most images
-            have, and images with another one are rejected. "rgb8" makes 8-bit RGB or grey of all, by `deep`, `alpha`
-            and `bands`.
+        encode: "keep" (JPEG, PNG and still, opaque WebP that need no change, JPEGs with restart markers), "exact" (the
+            same without markers), "dct" (as "keep", but the coefficients of JPEGs), or "jpeg", "png" or "webp" for all
+            images. Markers cost no quality, and let loaders decode only the window that a crop needs. Coefficients take
+            1.5 times the bytes, without loss, and crops decode several times as fast. With the first three, JPEG and
+            WebP that need a change become JPEG, and so do AVIF, HEIC and JPEG XL, which take too long to decode in a
+            loader. All else becomes PNG. With the last three, images that have the format stay as with "keep".
+        pixels: "rgb8" makes 8-bit RGB or grey of all images, by `deep`, `alpha` and `bands`, "keep" stores PNG of 16
+            bits or with alpha, TIFF, JPEG 2000, DICOM, and NumPy's .npy and .npz as they are: uint8, uint16 or float32
+            with 1 to 64 channels. The dataset gets the pixel format that most images have, and images with another one
+            are rejected.
         frames: make a clip of each animated GIF, PNG or WebP, TIFF of several pages, or folder of numbered images: this
             many frames, 2 to 1024, from the first to the last one at equal distances. One with fewer is rejected. See
             docs/clips.md.

@@ -69,7 +69,7 @@ def test_a_result_moves_its_subject(tmp_path):
     put("platforms", {"rows": [*others, whole]})
     page = ran_page.make_page(tmp_path)
     assert "- **nfs**: 1 ok, 1 failed, 1 not run (2026-12-03)" in page
-    assert "- **nfs**, FAILED: failed: saw FAILED\n- **nfs**, n/a: not run: saw n/a\n" in page
+    assert "- **nfs**, FAILED: failed (saw FAILED)\n- **nfs**, n/a: not run (saw n/a)\n" in page
 
     put("by-hand", {"rows": [line | {"subject": "the moon"}]})
     with pytest.raises(ValueError, match=r"by-hand.json .*'the moon'"):
