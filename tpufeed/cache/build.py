@@ -52,8 +52,9 @@ def warmup(  # noqa: PLR0913  # the public face
     `src` has grown since then, only the new samples are warmed, as the next version of the cache.
 
     Args:
-        src: path or URL of a dataset, or an open dataset, or a view of one (`Dataset.select`). Each image is decoded once for all variants. Samples of a view get the pixels that
-            they have in a cache of the whole dataset. The cache numbers them from 0.
+        src: path or URL of a dataset. It may also be an open dataset, or a view of one (`Dataset.select`). Each image
+            is decoded once for all variants. Samples of a view get the pixels that they have in a cache of the whole
+            dataset. The cache numbers them from 0.
         dst: path or URL of the cache.
         size: side in pixels of the default ops, `RandomResizedCrop(size)` and `HorizontalFlip()`. Default: 224.
         ops: ops that are applied to every sample, with different random numbers in every variant.
