@@ -182,6 +182,20 @@ def test_tensorflow_and_torch_read_it(adopted):
     assert len(samples) == 14
 
 
+def test_a_view_of_its_classes_has_them_whatever_feature_is_called_label(photos, write_tfrecords, tmp_path):
+    """Five flowers have the names of classes there."""
+    records = [
+        {"image": photo, "class": number % 3, "label": [b"daisy", b"rose", b"tulip"][number % 3]}
+        for number, photo in enumerate(photos.values())
+    ]
+    write_tfrecords(tmp_path / "train.tfrecord", records)
+    tpufeed.adopt(tmp_path, text_key="none")
+    view = tpufeed.open_dataset(tmp_path).select(classes=["2"], keep_ids=True)
+    assert view.class_counts("train") == (0, 0, 2)
+    with tpufeed.Loader(view, ops=OPS, batch_size=2, columns=["label"]) as loader:
+        assert [labels.tolist() for labels in loader] == [[2, 2]]
+
+
 @pytest.mark.all
 def test_a_cache_of_it(sources, tmp_path):
     """Made by other processes of shards that lie elsewhere."""

@@ -73,3 +73,5 @@ def test_texts_that_do_not_tell_the_classes(photos, write_tfrecords, tmp_path):
     assert tpufeed.adopt(tmp_path / "a").manifest.class_names == ("n0", "1", "n2")
     write_tfrecords(tmp_path / "b/x.tfrecord", [{"image": photo, "label": 1, key: text} for text in (b"a", b"b")])
     assert tpufeed.adopt(tmp_path / "b").manifest.class_names == ("0", "1")
+    write_tfrecords(tmp_path / "c/x.tfrecord", [{"image": photo, "label": 1, key: b"0"}])  # the name of 0 without one
+    assert tpufeed.adopt(tmp_path / "c").manifest.class_names == ("0", "1")

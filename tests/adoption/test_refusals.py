@@ -105,7 +105,8 @@ def test_a_destination_that_is_taken(photo, tmp_path, write_tfrecords, dataset_u
     refused(tmp_path / "a")
     (tmp_path / "a/y.tfrecord").unlink()
     (tmp_path / "a/train.index.npy").unlink()
-    refused(tmp_path / "a")
+    with pytest.raises(DatasetExistsError, match="lacks an index"):
+        tpufeed.adopt(tmp_path / "a")
     assert (tmp_path / "a/manifest.json").read_bytes() == before
 
 

@@ -33,7 +33,11 @@ def test_labels_that_are_no_classes(refused, photo, tmp_path):
         rf"train\.tfrecord, record 0, byte 0: {message}.*--label-key none",
         [{"image": photo, "class": b"a"}],
     )
-    refused(OptionError, "record 0, byte 0: the label 'label' is 10000000, expected 0 to 999,999", [{"image": photo, "label": 10**7}])
+    refused(
+        OptionError,
+        "record 0, byte 0: the label 'label' is 10000000, expected 0 to 999,999",
+        [{"image": photo, "label": 10**7}],
+    )
     refused(
         OptionError,
         "record 0, byte 0: the label 'label' is 2, expected 0 to 1",

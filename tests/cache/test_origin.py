@@ -8,8 +8,10 @@ import pytest
 
 import tpufeed
 from tests.sharding.previews import preview_warmup
+from tests.tfrecords import encode_example, write_file
 from tpufeed.cache import warmup
 from tpufeed.dataset.reader import open_dataset
+from tpufeed.dataset.scan import iter_columns
 from tpufeed.errors import DatasetNotFoundError, OptionError, TooManyRejectsError
 from tpufeed.images import HorizontalFlip, RandomResizedCrop
 
@@ -57,6 +59,38 @@ def test_raw_images_become_a_dataset_first(do, photo_folder, tmp_path):
     with pytest.raises(OptionError, match="'image_columns'; make a dataset of the images with"):
         warmup(photo_folder, tmp_path / "c", size=SIDE, image_columns={"mask": "mask:mask"})
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+
+
+@pytest.mark.parametrize("encode", ["raw", "jpeg"])
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ([b"\xff", b"rose"], {}),
+        ([b"1", b"0"], {"text": b"1"}),
+        ([b"rose"], {"filename": [b"b.jpg", b"c.jpg"], "text": [b"x", b"y"]}),
+    ],
+    ids=["not UTF-8", "another number", "lists"],
+)
+def test_names_and_texts_of_other_tools_stay_as_they_are(text, more, encode, photo_files, tmp_path):
+    """Records may lack them, hold several, or hold bytes that are not UTF-8."""
+    photo = photo_files[0].read_bytes()
+    features = [{"filename": b"a.jpg", "text": text[0]}, {"text": text[-1]}, more, {"text": b"rose"}]
+    records = [encode_example({"image": photo, "label": n % 2} | each) for n, each in enumerate(features)]
+    write_file(tmp_path / "d/train.tfrecord", records)
+    tpufeed.adopt(tmp_path / "d")
+    warmup(tmp_path / "d", tmp_path / "c", size=SIDE, encode=encode, workers=1)
+    columns, found = ["filename", "text"], []
+    for url in (tmp_path / "d", tmp_path / "c"):
+        assert tpufeed.verify(url, decode="all").records == 4
+        (chunk,) = iter_columns(open_dataset(url), "train", columns)
+        found.append([chunk[name].tolist() for name in columns])
+        if "filename" not in more:
+            fill = {"filename": "?"} | ({} if more else {"text": "?"})
+            with tpufeed.Loader(url, shuffle=False, batch_size=4, columns=columns, fill=fill) as loader:
+                ((names, texts),) = loader
+            found[-1] += [list(names), list(texts)]
+            assert list(names) == ["a.jpg", "?", "?", "?"]
+    assert found[0] == found[1]
 
 
 def test_the_plan_is_json_and_nothing_is_pickled(source, tmp_path):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import tpufeed
 from tpufeed.cache import warmup
@@ -248,6 +249,19 @@ def test_no_room(source, place, monkeypatch, tmp_path):
     assert state_of_files(place) == before
     done = warmup(source, place, **{**OPTIONS, "seed": 9}, overwrite=True)  # the old one's room is enough for it
     assert done.seconds > 0
+
+
+def test_the_names_of_kaggle_are_for_samples_with_a_class(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for number in range(3):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    (tmp_path / "t.csv").write_text("path,label\n0.png,a\n1.png,b\n2.png,\n")
+    tpufeed.shard(tmp_path / "t.csv", tmp_path / "d", unlabelled="keep", workers=1)
+    options = {"size": 8, "names": "kaggle", "encode": "jpeg", "workers": 1}
+    with pytest.raises(OptionError, match="samples without one"):
+        warmup(tmp_path / "d", tmp_path / "c", **options)
+    view = tpufeed.open_dataset(tmp_path / "d").select(classes=["a", "b"])
+    assert warmup(view, tmp_path / "c", **options).images == 2
 
 
 def test_no_work_that_could_be_spared(source, tmp_path):

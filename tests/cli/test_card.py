@@ -47,6 +47,8 @@ def test_clips_are_for_classes_of_videos(card_of, tmp_path):
     page = card_of(str(tmp_path / "set"))
     assert "task_categories:\n- video-classification\n" in page
     assert "\neach class: 2.\n" in page
+    tpufeed.cache.warmup(tmp_path / "set", tmp_path / "cache", size=16, workers=1)
+    assert "shape: 4 x 16 x 16 x 3 uint8" in card_of(str(tmp_path / "cache"))
 
 
 def test_the_page_says_what_info_says(card_of, run, dataset_url, cache_url):

@@ -16,7 +16,7 @@ def grown(run, photo_folder, tmp_path):
         target = photos[number % 3] / path.parent.name / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-    url = str(tmp_path / "d")
+    url = str(tmp_path / "a d")
     assert run("shard", photos[0], url).returncode == 0
     for folder in photos[1:]:
         assert run("append", folder, url).returncode == 0
@@ -29,7 +29,7 @@ def test_compact_and_prune_say_what_they_did(run, grown):
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first.startswith("version 4: joined 3 shards to 1;")
-    assert second == f"to remove the small shards: tpufeed prune {grown}"
+    assert second == f"to remove the small shards: tpufeed prune '{grown}'"
     assert run("compact", grown).stdout == f"{grown}: nothing to join. It stays at version 4\n"
     told = run("prune", grown, "--keep", "2", "--dry-run").stdout.splitlines()
     assert told[0].startswith("would remove version 1, 2: ")

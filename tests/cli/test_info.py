@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tpufeed
+from tests.clips import build, write_source
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.selection import parse_selection
 
@@ -72,6 +73,14 @@ def test_the_transform_of_a_cache(run, cache_url):
     facts = json.loads(run("info", cache_url, "--json").stdout)["cache"]
     assert (facts["fingerprint"], facts["variants"], facts["shape"]) == (cache.fingerprint, 2, [32, 32, 3])
     assert [op["op"] for op in facts["ops"]] == ["RandomResizedCrop", "HorizontalFlip"]
+
+
+def test_the_shape_of_a_cache_of_clips(run, tmp_path):
+    build(write_source(tmp_path / "raw", 2), tmp_path / "set")
+    tpufeed.cache.warmup(tmp_path / "set", tmp_path / "cache", size=16, workers=1)
+    shown = run("info", tmp_path / "cache").stdout
+    assert "cache: raw 16x16, 1 variant of " in shown
+    assert "  shape: 4 x 16 x 16 x 3 uint8" in shown
 
 
 def test_odd_cases_rejects_and_options(run, edited):
@@ -227,4 +236,4 @@ def test_views_that_cannot_be_are_refused(flags, message, run, dataset_url, tmp_
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("error: ")
         assert message in done.stderr
-    assert {path.name for path in tmp_path.iterdir()} <= {"ids.txt", "empty.txt", "table.csv", "tpufeed-labels"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"ids.txt", "empty.txt", "table.csv", "tpufeed-classes"}

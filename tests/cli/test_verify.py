@@ -126,4 +126,4 @@ def test_no_command_is_named_for_a_shard_that_none_makes(run, dataset_url, tmp_p
     manifest["options"]["command"] = "adopt"
     (folder / "manifest.json").write_text(json.dumps(manifest))
     next(folder.glob("*.tfrecord")).unlink()
-    assert "No command makes" in run("verify", folder).stderr
+    assert "run the same tpufeed adopt again" in run("verify", folder).stderr

@@ -97,6 +97,29 @@ def test_a_sample_stays_in_its_fold_when_the_dataset_grows(folder, dataset, how)
     assert fold.past_digests == (old.select(fold=(1, 5), **how).content_digest,)
 
 
+@pytest.mark.parametrize("added", ["b", ""])
+def test_a_sample_stays_in_its_fold_when_a_class_gets_its_first_sample(added, tmp_path):
+    """Or when samples without a class come."""
+    for name, labels in (("old", "acd" * 4), ("new", [added] * 4)):
+        rows = [f"{name}{number}.png,{label}" for number, label in enumerate(labels)]
+        for number in range(len(rows)):
+            Image.new("RGB", (4, 4), (number, len(rows), 0)).save(tmp_path / f"{name}{number}.png")
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label", *rows]))
+    tpufeed.shard(tmp_path / "old.csv", tmp_path / "d", classes=[*"abcd"], unlabelled="keep", workers=1)
+    before = folds_of(tpufeed.open_dataset(tmp_path / "d"), 4, stratify=True)
+    tpufeed.append(tmp_path / "new.csv", tmp_path / "d", workers=1)
+    after = folds_of(tpufeed.open_dataset(tmp_path / "d"), 4, stratify=True)
+    assert before.tolist() == after[:12].tolist()
+    assert sorted(after[12:].tolist()) == [0, 1, 2, 3]
+
+
+def test_a_split_without_samples_has_folds_without_samples(tmp_path):
+    folder = write(tmp_path, 0, 12).parent
+    tpufeed.shard(folder / "0.csv", tmp_path / "d", splits="train=0.999999,val=0.000001", workers=1)
+    fold = tpufeed.open_dataset(tmp_path / "d").select(fold=(0, 2), stratify=True)
+    assert [len(fold.samples(split)) for split in ("train", "val")] == [6, 0]
+
+
 def test_both_together_are_the_folds_of_scikit_learn(dataset, caplog):
     labels, patients, _ = columns_of(dataset)
     _, patients = np.unique(patients, return_inverse=True)

@@ -5,6 +5,7 @@ import pickle
 import re
 import sys
 import tracemalloc
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from tpufeed.dataset.manifest import (
     IndexFile,
     Manifest,
     Shard,
+    Sizes,
     Split,
     Variant,
     decode_manifest,
@@ -25,6 +27,7 @@ from tpufeed.dataset.manifest import (
 from tpufeed.dataset.naming import MANIFEST, index_name, shard_name
 from tpufeed.dataset.schema import FeatureSpec, record_schema
 from tpufeed.errors import DamageError, ManifestError, ManifestVersionError
+from tpufeed.images.pixel_format import PixelFormat
 from tpufeed.storage.memory import MemoryStore
 
 MB, GB = 10**6, 10**9
@@ -95,6 +98,14 @@ def test_round_trip(manifest):
     assert b'\n "format": "tpufeed-dataset",\n' in data
     assert encode_manifest(found) == data
     assert found.content_digest == manifest.content_digest
+
+
+@pytest.mark.parametrize(("side", "is_sound"), [(16_384, True), (32_768, False)])
+def test_the_size_of_an_image_is_limited_by_frame(side, is_sound):
+    clips = FeatureSpec("image/encoded", "bytes", pixels=PixelFormat(frames=16))
+    data = as_json(a_manifest(features=(clips, LABEL), sizes=Sizes(*[(side, side)] * 3)))
+    with nullcontext() if is_sound else pytest.raises(ManifestError, match="cannot have"):
+        assert decode(data).image_size == (side, side)
 
 
 @pytest.mark.parametrize("version", [0, 2, 99])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tfrecords import encode_features
-from tpufeed import verify
+from tpufeed import adopt, verify
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.record_check import RecordCheck, parse_picks
@@ -115,6 +115,29 @@ def test_an_adopted_dataset_says_which_features_it_leaves_out(copy):
     edit_manifest(copy, lambda manifest: manifest["options"].update(left_out=["taste"]))
     (damage,) = damages_of(copy)
     assert "feature 'mood' is not in the manifest's schema" in damage.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ymax": []}, "have 1, 1, 1, 0 values"),
+        ({"xmin": [float("nan")]}, "feature 'image/object/bbox/xmin' holds a value that is not finite"),
+        ({"ymin": 3}, "does not hold float"),
+    ],
+)
+def test_boxes_of_four_lists(changes, message, copy, write_tfrecords, tmp_path):
+    """As TensorFlow's Object Detection API has them."""
+    image = bytes(next(open_dataset(copy).iter_examples("train"))[IMAGE].values[0])
+    sides = {"xmin": [0.25], "ymin": [0.0], "xmax": [1.0], "ymax": [0.5]}
+    records = [
+        {"image/encoded": image} | {f"image/object/bbox/{name}": values for name, values in (sides | each).items()}
+        for each in ({name: [] for name in sides}, {}, changes)
+    ]
+    write_tfrecords(tmp_path / "t/train.tfrecord", records)
+    adopt(tmp_path / "t")
+    (damage,) = damages_of(tmp_path / "t")
+    assert (damage.shard, damage.record) == ("train.tfrecord", 2)
+    assert message in damage.message
 
 
 @given(st.data())
@@ -253,7 +276,7 @@ def test_a_share_is_the_same_each_time(dataset_url):
     assert verify(dataset_url, decode="50%").decoded == verify(dataset_url, decode="50%").decoded < 40
 
 
-@pytest.mark.parametrize("share", ["", "some", "5", "0%", "101%", "-1%", "nan%", "inf%", "%"])
+@pytest.mark.parametrize("share", ["", "some", "5", "0%", "101%", "-1%", "nan%", "inf%", "%", True, 5, 1.0])
 def test_what_is_no_share(share, dataset_url):
     with pytest.raises(OptionError, match="decode"):
         verify(dataset_url, decode=share)

@@ -118,6 +118,21 @@ def test_records_of_other_tools(tmp_path, write_tfrecords):
     assert full.samples("train").tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("label_key", "classes", "others"),
+    [("coarse_label", [0, 1, 1], [4, 5, 6]), ("class", [0, 1, 1], [b"rose", b"rose", b"tulip"])],
+)
+def test_a_feature_that_is_called_label_is_not_the_class(label_key, classes, others, tmp_path, write_tfrecords):
+    """As in records of CIFAR-100, and of Kaggle's guides."""
+    records = [{label_key: number, "label": other} for number, other in zip(classes, others, strict=True)]
+    write_tfrecords(tmp_path / "train.tfrecord", [{"image": encoded((8, 8))} | record for record in records])
+    tpufeed.adopt(tmp_path, label_key=label_key)
+    dataset = tpufeed.open_dataset(tmp_path)
+    assert columns_of(tmp_path, ["label"])["label"].tolist() == dataset.labels("train").values.tolist() == classes
+    view = dataset.select(classes=["1"])
+    assert (view.samples("train").tolist(), view.class_counts("train")) == ([1, 2], (2,))
+
+
 def test_datasets_without_labels_have_no_classes(tmp_path, write_tfrecords):
     write_tfrecords(tmp_path / "train.tfrecord", [{"image/encoded": encoded((8, 8))}] * 3)
     tpufeed.adopt(tmp_path)

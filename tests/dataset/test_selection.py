@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import tpufeed
+from tests.tfrecords import encode_example, write_file
 from tpufeed.dataset.folds import _FOLDS, _KEY
 from tpufeed.dataset.order import random_words
 from tpufeed.dataset.selection import Chosen, parse_selection
@@ -204,6 +205,20 @@ def test_samples_by_array_list_and_files(dataset, stored, tmp_path):
             assert ids_of(others) == [each for each in ids_of(dataset) if each not in wanted]
 
 
+def test_names_of_files_that_are_lists(dataset, tmp_path):
+    """As other tools may write them: the first one counts."""
+    photo = bytes(next(dataset.iter_examples("train"))["image/encoded"].values[0])
+    names = [[b"a.png", b"b.png"], [b"c.png"], []]
+    write_file(
+        tmp_path / "train.tfrecord",
+        [encode_example({"image": photo, "label": 0, "filename": each}) for each in names],
+    )
+    tpufeed.adopt(tmp_path)
+    adopted = tpufeed.open_dataset(tmp_path)
+    assert ids_of(adopted.select(samples=["c.png", "a.png"], split="train")) == [0, 1]
+    assert ids_of(adopted.select(drop=["a.png"], split="train")) == [1, 2]
+
+
 def test_a_function_of_columns(dataset, stored):
     labels, names = stored
     seen = []
@@ -284,11 +299,13 @@ def test_labels_are_read_once_per_machine(folder, monkeypatch, tmp_path):
         ({"classes": [-1]}, "no class -1"),
         ({"classes": [True]}, "no class True"),
         ({"classes": ["bee", 1]}, "twice"),
+        ({"classes": ["9" * 5000]}, "no class '999"),
         ({"samples": [1]}, "give split='train'"),
         ({"samples": [1], "split": "test"}, "no split 'test'. It has train, val"),
         ({"samples": [], "split": "train"}, "whole numbers"),
         ({"samples": [1.5], "split": "train"}, "float64"),
         ({"samples": [[1]], "split": "train"}, "shape"),
+        ({"samples": [[1, 2], [3]], "split": "train"}, "shape"),
         ({"samples": np.ones(9, bool), "split": "train"}, "bool"),
         ({"samples": [5, 7, 5], "split": "train"}, "5 twice, in place 0 and place 2"),
         ({"samples": [5, 9999], "split": "train"}, "no sample 9999"),
@@ -300,6 +317,9 @@ def test_labels_are_read_once_per_machine(folder, monkeypatch, tmp_path):
         ({"fold": (0, 1)}, r"\(0, 1\)"),
         ({"without_fold": 5}, "without_fold"),
         ({"fold": (0.0, 5)}, "fold"),
+        ({"fold": (0, 10**30)}, r"fold is \(number, folds\)"),
+        ({"fold": (0, 5), "group": 3}, "no column '3'"),
+        ({"fold": (0, 5), "group": [["text"]]}, "no column"),
         ({"where": lambda found: found["label"], "columns": ["label"]}, "int64"),
         ({"where": lambda _: True, "columns": ["label"]}, "one bool each"),
         ({"where": lambda found: found["label"] > 9, "columns": ["label"]}, "empty"),
@@ -352,6 +372,9 @@ def test_renumbered_classes_are_those_of_all_splits(dataset):
         assert view.samples(split).tolist() == dataset.select(classes=["bee", "cow"]).samples(split).tolist()
     kept = dataset.select(classes=["bee", "cow"], split="train", keep_ids=True)
     assert kept.samples("val").tolist() == dataset.samples("val").tolist()
+    again = view.select(classes=["bee"], split="train", keep_ids=True)
+    assert again.class_counts("train")[1] == 0
+    assert again.samples("val").tolist() == view.samples("val").tolist()
 
 
 @pytest.mark.parametrize(
@@ -363,6 +386,8 @@ def test_texts_that_select_nothing_are_refused(texts):
 
 
 def test_texts_select_as_arguments_do(dataset):
+    with pytest.raises(OptionError, match="fold is"):
+        dataset.select(**parse_selection(["fold=0/" + "9" * 5000]))
     given = parse_selection(["classes=bee, cow", "ids=kept", "without_fold=0/3"])
     view = dataset.select(classes=["bee", "cow"], keep_ids=True, without_fold=(0, 3))
     assert dataset.select(**given).content_digest == view.content_digest

@@ -198,6 +198,23 @@ def test_what_cannot_be_read_is_not_damaged(kind, copy):
     assert damaged.value.unreadable == caught.value.unreadable
 
 
+@pytest.mark.parametrize("file", ["in/train/a.tfrecord", "train.index.npy"])
+def test_what_is_damaged_in_an_adopted_dataset_is_restored_or_adopted_again(file, photo, tmp_path, write_tfrecords):
+    shard = write_tfrecords(tmp_path / "in/train/a.tfrecord", [{"image": photo}] * 2)
+    tpufeed.adopt(tmp_path / "in", tmp_path)
+    damaged, sound = tmp_path / file, shard.read_bytes()
+    flip(damaged, 70)
+    with pytest.raises(DatasetDamagedError) as caught:
+        verify(tmp_path)
+    assert "or remove manifest.json and its indexes, and run the same tpufeed adopt again" in caught.value.remedy
+    assert "--overwrite" not in caught.value.remedy
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "train.index.npy").unlink()
+    shard.write_bytes(sound)
+    tpufeed.adopt(tmp_path / "in", tmp_path)
+    assert verify(tmp_path).records == 2
+
+
 # Damage to an index, and counts of a manifest that are wrong.
 
 

@@ -101,7 +101,8 @@ class CacheRecipe(Recipe):
                 f"encode={options.encode!r} is for 8-bit RGB, and the images of {origin.url} are {pixels}: leave it "
                 "out, and the cache holds their values"
             )
-        if options.names == "kaggle" and origin.manifest.has_unlabelled:
+        lacking = (sum(origin.class_counts(name)) < origin.split(name).records for name in origin.manifest.splits)
+        if options.names == "kaggle" and origin.manifest.has_unlabelled and any(lacking):
             raise OptionError(f"names='kaggle' needs a class for each sample, and {origin.url} has samples without one")
         if pixels.frames and options.names == "kaggle":
             raise OptionError(f"names='kaggle' is for single images, and those of {origin.url} are clips: leave it out")

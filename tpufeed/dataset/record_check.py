@@ -42,7 +42,7 @@ def parse_picks(share: str | None) -> Picks | None:
     if share is None:
         return None
     try:
-        percent = 100.0 if share == "all" else float(share[:-1]) if str(share).endswith("%") else math.nan
+        percent = 100.0 if share == "all" else float(str(share)[:-1]) if str(share).endswith("%") else math.nan
     except ValueError:
         percent = math.nan
     if not 0 < percent <= 100:
@@ -79,10 +79,13 @@ class RecordCheck:
         self._label, self._text = (
             next((spec for spec in features if spec.name == name), None) for name in (LABEL, TEXT)
         )
-        if not self._names or self._label is None or manifest.options.get("command") == "adopt":
+        forms = {(spec.shape, spec.of) for spec in (self._label, self._text) if spec is not None}
+        if not self._names or len(forms) > 1 or self._label is None or manifest.options.get("command") == "adopt":
             self._text = None  # texts of other tools may differ from the names that a user gives
-        # A cache may have texts of an adopted dataset: a text is only wrong if it is the name of another class.
-        self._wrong_texts = None if manifest.cache is None else frozenset(self._names)
+        # A cache may have texts of an adopted dataset: a text is only wrong if it is the name of another class, and
+        # not the number of one without a name.
+        names = {name for number, name in enumerate(self._names) if name != b"%d" % number}
+        self._wrong_texts = None if manifest.cache is None else names
         self._tensor_shape, self._pixels = manifest.tensor_shape, manifest.pixels
         # An adopted dataset lists features that its schema leaves out. Its channels may mean anything: loaders decode
         # to three in any case.

@@ -8,7 +8,7 @@ import csv
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -211,7 +211,7 @@ def _have_classes(dataset: Selectable, classes: Sequence[int], split: str) -> np
 def _find_fold(dataset: Selectable, splits: Sequence[str], option: str, value: Any, given: Mapping[str, Any]) -> _Way:
     number, count = _check_fold(option, value)
     group, stratify = given.get("group", ()), given.get("stratify", False)
-    group = list(group) if isinstance(group, Sequence) and not isinstance(group, str) else [group]
+    group = list(map(str, group if isinstance(group, Iterable) and not isinstance(group, str) else [group]))
     labels = {split: dataset.labels(split) if stratify else None for split in splits}
     folds = {split: deal(dataset, split, count, labels[split], group) for split in splits}
     text, by = f"{option}={number}/{count}{' stratified' * stratify}", ",".join(group)
@@ -318,7 +318,7 @@ def parse_selection(texts: Sequence[str]) -> dict[str, Any]:
         elif name in ("group", "stratify"):
             argument = value.split(",") if name == "group" else _KEPT[value.lower()]
         elif name in ("fold", "without_fold"):
-            argument = [int(part) if part.isdecimal() else part for part in value.split("/")]
+            argument = [int(part) if part.isdecimal() and len(part) < _DIGITS else part for part in value.split("/")]
         if name in found:
             raise OptionError(f"--select {text}: {text.partition('=')[0]} is given twice")
         found[name] = argument

@@ -170,10 +170,10 @@ def _find_remedy(dataset: Dataset, damages: Sequence[Damage]) -> str:
     for name in dict.fromkeys(damage.shard for damage in damages):
         by_folder[name.rpartition("/")[0]].append(name)
     for folder, (first, *more) in by_folder.items():
-        kind, source = builds.get(folder, ("", ""))
+        kind, source = builds.get(folder, builds[""])  # adopted shards may be in any folder
         files = f"{first} and {format_count(len(more), 'other')}" if more else first
         if kind == "adopt":
-            lost.append(f"Restore {files}, or remove {MANIFEST} and run the same tpufeed adopt again")
+            lost.append(f"Restore {files}, or remove {MANIFEST} and its indexes, and run the same tpufeed adopt again")
         elif first == MANIFEST or has_other_plan or kind not in _VERBS:
             lost.append(f"No command makes {files} alone: restore it, or build all again with --overwrite")
         else:
