@@ -86,6 +86,7 @@ def test_folds_are_a_partition_that_splits_no_group(dataset, how):
     elif how.get("stratify"):
         each = np.stack([np.bincount(labels[folds == number], minlength=3) for number in range(5)])
         assert (np.ptp(each, axis=0) <= 1).all()  # as even as whole samples are
+        assert [folds[np.argmax(labels == number)] for number in range(3)] == [0, 2, 1]  # this never changes
 
 
 @pytest.mark.parametrize("how", WAYS[:3], ids=str)
