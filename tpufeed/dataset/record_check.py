@@ -262,16 +262,14 @@ class RecordCheck:
 
 def _side_problems(spec: FeatureSpec, features: Mapping[str, Feature]) -> list[str]:
     """Say what is wrong with boxes of other tools, whose sides are features of their own."""
-    sides = [features.get(key, ABSENT) for key in spec.keys]
+    keys, sides = ", ".join(spec.keys), [features.get(key, ABSENT) for key in spec.keys]
     counts = [len(side.values) for side in sides]
     if len(set(counts)) > 1:
-        return [f"features {', '.join(spec.keys)} have {', '.join(map(str, counts))} values"]
+        return [f"features {keys} have {', '.join(map(str, counts))} values"]
     if any(side.kind not in {None, "float"} for side in sides):
-        return [f"a feature of {', '.join(spec.keys)} does not hold float"]
-    odd = [
-        key for key, side in zip(spec.keys, sides, strict=True) if not np.isfinite(np.array(side.values, float)).all()
-    ]
-    return [f"feature {key!r} holds a value that is not finite" for key in odd]
+        return [f"a feature of {keys} does not hold float"]
+    is_finite = np.isfinite(np.array([side.values for side in sides], float)).all()
+    return [] if is_finite else [f"a feature of {keys} holds a value that is not finite"]
 
 
 def _value_problem(spec: FeatureSpec, feature: Feature) -> str:

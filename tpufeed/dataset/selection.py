@@ -352,9 +352,8 @@ def find_class(dataset: Selectable, given: str | int) -> int:
 
 
 def _check_fold(name: str, given: Any) -> tuple[int, int]:
-    if not (
-        isinstance(given, Sequence) and len(given) == 2 and is_whole(given[1], 2, _MOST_FOLDS) and is_whole(given[0], 0)
-    ):
+    is_pair = isinstance(given, Sequence) and len(given) == 2
+    if not (is_pair and is_whole(given[0], 0) and is_whole(given[1], 2, _MOST_FOLDS)):
         raise OptionError(f"{name} is (number, folds), like (0, 5) for the first of five, not {format_value(given)}")
     number, count = map(int, given)
     if number >= count:
@@ -378,10 +377,8 @@ class _Listed:
         if self.ids is None:
             wanted, first = set(self.names), 0
             for chunk in iter_columns(dataset, split, ["filename"]):
-                names = [
-                    each if isinstance(each, str) else "".join(each[:1])  # other tools may have lists
-                    for each in chunk["filename"].tolist()
-                ]
+                # Other tools may have lists of names.
+                names = ["".join(each[:1]) if isinstance(each, list) else each for each in chunk["filename"].tolist()]
                 listed[first : first + len(names)] = [name in wanted for name in names]
                 wanted.difference_update(names)
                 first += len(names)
