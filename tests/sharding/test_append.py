@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.clips import build, write_source
 from tests.gcs_server import GcsServer
 from tests.sharding.outputs import rejects_of
 from tests.web_server import WebServer
@@ -129,6 +130,12 @@ def test_images_that_are_there_are_skipped_by_their_content(grown, tmp_path, cap
         "1 images have the path of an image in the dataset but other content" in said for said in result.warnings
     )
     assert len(samples_of(url)) + len(samples_of(url, "val")) == 72
+
+
+def test_clips_that_have_not_changed_are_not_read_again(tmp_path, caplog):
+    build(write_source(tmp_path / "raw", 2), tmp_path / "d")
+    assert tpufeed.append(write_source(tmp_path / "raw", 1, start=2), tmp_path / "d", workers=1).skipped == 2
+    assert "are read before the build" not in caplog.text
 
 
 def test_without_digests_path_and_size_decide_and_that_is_said(grown, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import tpufeed
+from tests.sharding.outputs import texts_of
 from tests.sharding.previews import preview_append, preview_shard
 from tests.sharding.test_append import bytes_below, draw, make_table, samples_of
 from tpufeed.errors import (
@@ -82,6 +83,47 @@ def test_what_says_how_to_read_is_inherited_and_can_be_unset(tmp_path):
     assert [part.different for part in history] == [{}, {}, {"presize": None}]
     sizes = [int(one["image/height"].values[0]) for one in tpufeed.open_dataset(tmp_path / "d").iter_examples("train")]
     assert sorted(sizes) == [8] * 4 + [12] * 2
+
+
+POSE = "left_x,left_y,right_x,right_y"
+
+
+@pytest.mark.parametrize(
+    ("rename", "keypoints"),
+    [({"score": "trust"}, None), ({}, "keypoints"), ({}, POSE), ({"keypoints": "pose", "score": "trust"}, POSE)],
+)
+def test_columns_with_values_of_boxes_are_inherited(rename, keypoints, tmp_path):
+    """Though the scores and keypoints of the new images are the same in all rows."""
+    draw(tmp_path / "in", [f"{number}.png" for number in range(2)])
+    for number in range(2):
+        box = {"path": f"in/{number}.png", "label": "a", "x0": 1, "y0": 1, "x1": 9, "y1": 9}
+        rows = [
+            box | {"score": each, "keypoints": [[each, 2]]} | dict(zip(POSE.split(","), (each, 2, 7, 8), strict=True))
+            for each in ((1, 2), (3, 3))[number]
+        ]
+        if keypoints == POSE:
+            rows = [{name: value for name, value in row.items() if name != "keypoints"} for row in rows]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    boxes = tpufeed.Boxes(column="x0,y0,x1,y1", keypoints=keypoints)
+    options = {"rename": rename, "group_by": "path", "boxes": boxes, "workers": 1}
+    tpufeed.shard(tmp_path / "0.jsonl", tmp_path / "d", **options)
+    assert tpufeed.append(tmp_path / "1.jsonl", tmp_path / "d", workers=1, max_rejects=0).added == 1
+    samples = texts_of(tmp_path / "d")
+    names = {rename.get(name, name) for name in ("score", *(["keypoints"] if keypoints else []))}
+    for name in names:
+        lengths = [len(samples[f"in/{number}.png"][name]) for number in range(2)]
+        assert lengths[0] == lengths[1] > 1
+
+
+def test_the_format_of_boxes_can_be_unset(tmp_path):
+    draw(tmp_path, ["0.png", "1.png"])
+    for number, box in enumerate(([1, 2, 3, 3], [1, 2, 4, 5])):
+        row = {"path": f"{number}.png", "boxes": [box]}
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(row))
+    boxes = tpufeed.Boxes(column="boxes", format="xywh")
+    tpufeed.shard(tmp_path / "0.jsonl", tmp_path / "d", boxes=boxes, workers=1)
+    tpufeed.append(tmp_path / "1.jsonl", tmp_path / "d", unset=["box_format"], workers=1)
+    assert [sample["boxes"] for _, sample in sorted(texts_of(tmp_path / "d").items())] == [[1, 2, 4, 5]] * 2
 
 
 def test_shares_and_masks_can_be_unset(tmp_path):

@@ -166,6 +166,14 @@ def test_an_append_keeps_a_group_in_its_split(table, tmp_path):
     assert grown.manifest.options["split_with"] == "patient"
 
 
+def test_an_append_of_a_table_that_divides_a_group_is_refused(table, tmp_path):
+    """Also if the rows of one of its splits are in the dataset already."""
+    options = {"split_by": "label", "label": "none", "split_with": "patient"}
+    tpufeed.shard(table(["p0", "p1"]), tmp_path / "d", **options, workers=1)
+    with pytest.raises(SourceError, match=r"patient 'p1' is in the splits a \(2\.jpg\) and b \(1\.jpg\)"):
+        tpufeed.append(table(["p0", "p1", "p1"]), tmp_path / "d", workers=1)
+
+
 def test_a_row_of_a_table_is_named(table, tmp_path):
     source = table(["p0", "p1", ""])
     with pytest.raises(SourceError, match=r"t\.csv, row 3: has nothing in the column 'patient'. .*fill it in"):

@@ -199,6 +199,7 @@ def test_a_band_of_a_photograph(tmp_path):
         ("B02,B02", "B02,B02"),
         ("B02,", "B02,"),
         ("0,1", "0,1"),
+        ("B08.tif,B02.tif", "without the ending"),
         ("B01,B09", "B01"),
         (range(1, 70), "69"),
     ],

@@ -382,6 +382,14 @@ def test_keypoints_without_boxes(table, tmp_path):
     assert (spec.dtype, spec.shape, spec.item_shape, spec.kind) == ("float32", None, (2,), "keypoints")
 
 
+def test_left_and_right_keypoints_of_a_mirrored_image_are_swapped_if_there_are_any(table, tmp_path):
+    source = table([{"eyes": eyes, "width": HEIGHT, "height": WIDTH} for eyes in ([[10, 20], [30, 40]], [])])
+    for number in range(2):
+        (source.parent / f"{number}.png").write_bytes(encoded(orientation=5))
+    samples = texts_of(shard(source, tmp_path / "d", boxes=tpufeed.Boxes(keypoints="eyes", flip_pairs="0:1")).url)
+    assert [samples[f"{number}.png"]["eyes"] for number in range(2)] == [[40, 30, 20, 10], []]
+
+
 @pytest.mark.parametrize(("each", "points"), [("[,2]", [[1, 2], [3, 4], [5, 6]]), ("[,3]", [[1, 2, 3], [4, 5, 6]])])
 def test_a_flat_list_of_keypoints_is_cut_as_declared(each, points, table, tmp_path):
     source = table([{"eyes": [1, 2, 3, 4, 5, 6]}, {"eyes": [1, 2, 3, 4, 5]}])

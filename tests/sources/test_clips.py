@@ -212,6 +212,16 @@ def test_a_table_lists_the_frames(tmp_path):
     assert any("'gone.jpg': there is no such file" in each["message"] for each in said)
 
 
+def test_frames_of_a_table_are_in_the_folder_that_is_given(tmp_path):
+    for clip in range(2):
+        write_folder(tmp_path / "pics", clip, name=f"{'ab'[clip]}_{{}}.jpg")
+    rows = [{"image": [f"{name}_{number}" for number in range(FRAMES)], "label": name} for name in "ab"]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert shard(tmp_path / "t.jsonl", tmp_path / "set", image="pics").records == {"train": 2}
+    for image, number in zip(frames_of(tmp_path / "set", "pics/b_0.jpg"), [0, 2, 5, 8], strict=True):
+        assert is_near(image, frame(1, number))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -320,3 +330,12 @@ def test_a_table_has_a_pattern_of_frames(tmp_path):
     assert [
         words in each for words, each in zip(("clip2/f07.jpg", "clip3/f0001.jpg", "clip9/1.jpg"), found, strict=True)
     ]
+
+
+@pytest.mark.parametrize("pattern", ["foo://x/{:d}.jpg", "a\0{:d}.jpg", "clip/{:99999999999999999999d}.jpg"])
+def test_a_pattern_that_cannot_be_is_a_reject(pattern, tmp_path):
+    write_folder(tmp_path / "clip", 1, name="{}.jpg")
+    rows = [{"image": each, "label": "a"} for each in ("clip/{:d}.jpg", pattern)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert shard(tmp_path / "t.jsonl", tmp_path / "set").records == {"train": 1}
+    assert [reason for reason, _ in rejects_of(tmp_path / "set").values()] == ["unreadable"]

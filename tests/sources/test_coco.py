@@ -133,6 +133,14 @@ def test_keypoints_of_people(coco, tmp_path):
     assert not points[1].any()
 
 
+def test_most_annotations_say_how_many_keypoints_there_are(coco, tmp_path):
+    each = {"category_id": 1, "bbox": [1, 2, 3, 4]}
+    annotations = [{"image_id": 100 + n, **each, "keypoints": [1, 2, 2] * (1 if n == 0 else 2)} for n in range(3)]
+    result = shard(coco(content(annotations)), tmp_path / "d")
+    assert spec_of(result, "keypoints").item_shape == (2, 3)
+    assert list(rejects_of(result.url)) == ["000000000000.png"]
+
+
 def test_no_annotation_at_all(coco, tmp_path):
     result = shard(coco(content([])), tmp_path / "d")
     assert result.images == 4

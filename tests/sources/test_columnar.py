@@ -173,6 +173,19 @@ def test_rows_without_bytes_are_read_by_their_path_or_rejected(small_jpegs, tmp_
     assert rejects["train.parquet/000000008/y"][0] == "not_an_image"
 
 
+@pytest.mark.parametrize("kind", ["bytes", "struct"])
+def test_files_and_row_groups_without_rows(kind, small_jpegs, tmp_path):
+    images = small_jpegs[:3] if kind == "bytes" else embed(small_jpegs[:3])
+    table = pa.table({"image": images, "label": [0, 1, 1]})
+    write(tmp_path / "hub/0.parquet", table.slice(0, 0))
+    with parquet.ParquetWriter(tmp_path / "hub/1.parquet", table.schema) as file:
+        for first, stop in ((0, 1), (1, 1), (1, 3)):
+            file.write_table(table.slice(first, stop - first))
+    for number, name in enumerate(("hub", "hub/*.parquet")):
+        tpufeed.shard(str(tmp_path / name), tmp_path / f"d{number}", workers=1)
+        assert sorted(stored(tmp_path / f"d{number}").values()) == sorted(small_jpegs[:3])
+
+
 def test_a_damaged_row_group_rejects_its_rows(hub, tmp_path):
     path = hub / "data/train-00000-of-00002.parquet"
     data = bytearray(path.read_bytes())

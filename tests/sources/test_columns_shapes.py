@@ -113,6 +113,11 @@ def test_shapes_are_found_in_the_values(table):
     assert tpufeed.verify(dataset.url).records == 12
 
 
+def test_lists_of_very_many_axes_are_text(table):
+    dataset = table([{"deep": json.loads("[" * 700 + "1" + "]" * 700)}] * 2)
+    assert further_columns(dataset.manifest.features) == {"deep": "string[1]"}
+
+
 @pytest.mark.parametrize("fill", [True, np.False_, 1])
 def test_bools_are_filled_with_a_bool(fill, table):
     dataset = table([{"flags": [False] * (n % 3)} for n in range(6)], columns={"flags": "bool[]"})

@@ -12,6 +12,8 @@ from pyarrow import parquet
 import tpufeed
 from tests.sharding.outputs import rejects_of, texts_of
 from tpufeed.errors import NoInputsError, OptionError, SourceError
+from tpufeed.sources.table import iter_head
+from tpufeed.storage.memory import MemoryStore
 
 OBJECTS = [
     {"bbox": [[1, 2, 10, 12], [0, 0, 4.5, 4]], "categories": [1, 0], "area": [120, 18], "id": [5, 6]},
@@ -135,10 +137,40 @@ def test_class_folders_are_no_labels(folder, tmp_path):
 
 
 def test_further_images_are_beside_the_metadata(folder, tmp_path):
-    rows = [{"file_name": "0.png", "other": "1.png"}]
+    rows = [{"file_name": "0.png", "other": "1.png", "label": "a"}]
     source = folder(rows, "train/metadata.jsonl", ["train/0.png", "train/1.png"])
     options = {"image_columns": {"second": "other:image"}, "label": "none"}
-    assert len(texts_of(shard(source, tmp_path / "d", **options).url)["train/0.png"]["second"]) == 1
+    result = shard(source, tmp_path / "d", **options)
+    assert len(texts_of(result.url)["train/0.png"]["second"]) == 1
+    assert not any("left out" in said for said in result.warnings)  # both are taken
+    assert any("--label none" in said for said in result.warnings)
+
+
+def test_frames_of_clips_are_beside_the_metadata(folder, tmp_path):
+    names = ["0.png", "1.png", "2.png"]
+    source = folder([{"file_name": names}], "train/metadata.jsonl", [f"train/{name}" for name in names])
+    result = shard(source, tmp_path / "d", images=tpufeed.Images(frames=3))
+    assert len(texts_of(result.url)["train/0.png"]["image/encoded"]) == 3
+    assert not any("left out" in said for said in result.warnings)
+
+
+def test_the_first_rows_may_be_long(folder, tmp_path):
+    text = '"' + "a\n" * (1 << 20) + '"'
+    source = folder(rows_of(text=[text, text]), "metadata.csv")
+    assert shard(source, tmp_path / "d").images == 2
+    (source / "metadata.csv").unlink()
+    result = shard(folder(rows_of(text=[text], objects=OBJECTS[:1])), tmp_path / "e")
+    assert "boxes" in [spec.kind for spec in result.manifest.features]
+
+
+def test_only_the_first_rows_of_a_remote_file_are_read_ahead(tmp_path, monkeypatch):
+    store, stops = MemoryStore(f"memory://{tmp_path.name}"), []
+    store.put("metadata.jsonl", b'{"file_name": "0.png"}\n' * (1 << 19))
+    monkeypatch.setattr(
+        *(store, "read_range", lambda *span: stops.append(span[2]) or MemoryStore.read_range(store, *span))
+    )
+    assert next(iter_head(store, "metadata.jsonl")) == {"file_name": "0.png"}
+    assert max(stops) <= 4 << 20
 
 
 def test_new_images_may_have_no_boxes(folder, tmp_path):

@@ -236,9 +236,11 @@ def test_times_within_lists_that_python_has_no_type_for(arrow, values, message, 
         take(table(pa.table({"path": ["0.jpg"], "x": pa.array(values, arrow)}), "parquet"))
 
 
-def test_paths_and_labels_as_bytes_in_parquet(table, take):
+def test_paths_labels_and_splits_as_bytes_in_parquet(table, take):
     """Some writers leave out that a column is text."""
-    _, inputs = take(table([{"path": b"0.jpg", "label": b"a"}, {"path": b"\xff.jpg", "label": b"b"}], "parquet"))
+    rows = [{"path": b"0.jpg", "label": b"a", "fold": b"val"}, {"path": b"\xff.jpg", "label": b"b", "fold": b"train"}]
+    inventory, inputs = take(table(rows, "parquet"), split_by="fold")
+    assert inventory.splits == ("train", "val")
     assert sorted((item.path, item.problem is None) for item in inputs) == [("0.jpg", True), ("�.jpg", False)]
 
 
@@ -261,6 +263,17 @@ def test_a_table_without_rows(content, suffix, table, take):
     path = table(pa.table({"path": pa.array([], pa.string())}) if suffix == "parquet" else content, suffix)
     with pytest.raises(NoInputsError, match=r"table\.\w+"):
         take(path)
+
+
+def test_one_of_several_tables_may_have_no_rows(images, take):
+    for name, rows in (("a", ""), ("b", "0.jpg,cat\n"), ("c", "")):
+        (images / f"{name}.csv").write_text(f"path,label\n{rows}")
+    inventory, inputs = take(images / "*.csv")
+    assert len(inputs) == 1
+    assert any("a.csv, c.csv" in said for said in inventory.listed.warnings)
+    (images / "b.csv").unlink()
+    with pytest.raises(NoInputsError, match=r"c\.csv"):
+        take(images / "*.csv")
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,19 @@ def test_files_that_count_from_0(box_format, left, voc, tmp_path):
     shard(root, tmp_path / "d", boxes=tpufeed.Boxes(format=box_format, outside="clip"))  # finds the finished build
 
 
+def test_an_appended_folder_whose_boxes_seem_to_count_otherwise_is_refused(voc, tmp_path):
+    root = voc({"2008_0": annotation(OBJECT.format("cat", 0, 1, 0, 0, 80, 60))})
+    shard(root, tmp_path / "d")
+    shutil.rmtree(root)
+    root = voc({"2008_1": annotation()})  # has no boxes
+    assert tpufeed.append(root, tmp_path / "d", workers=1).added == 1
+    root = voc({"2008_2": annotation(DOG)})
+    with pytest.raises(SourceError, match=r"'voc'.*'xyxy'.*--append --box-format xyxy"):
+        tpufeed.append(root, tmp_path / "d", workers=1)
+    shard(root, tmp_path / "d", append=True, boxes=tpufeed.Boxes(format="xyxy"))
+    assert texts_of(tmp_path / "d")["JPEGImages/2008_2.png"]["boxes"] == [11, 21, 40, 50.5]
+
+
 def test_a_name_in_the_lists_of_two_splits_is_named(voc, tmp_path):
     result = shard(voc(lists={"train": ["2008_0", "2008_1"], "val": ["2008_1", "2008_2"]}), tmp_path / "d")
     assert {name: split.records for name, split in result.manifest.splits.items()} == {"train": 2, "val": 1}

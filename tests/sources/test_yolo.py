@@ -139,6 +139,15 @@ def test_images_without_labels_are_counted(yolo, tmp_path):
     assert result.listed.ignored_files == {".md": 1}
 
 
+def test_images_of_one_name_share_their_labels(yolo, tmp_path):
+    path = yolo()
+    (path.parent / "images/val/0.jpg").write_bytes(encoded())
+    result = shard(path, tmp_path / "d")
+    samples = texts_of(result.url)
+    assert boxes_of(samples["images/val/0.jpg"]) == boxes_of(samples["images/val/0.png"]) == [[4, 3, 12, 9]]
+    assert not any("label file" in warning for warning in result.warnings)
+
+
 def test_labels_may_be_left_out_and_images_dealt_anew(yolo, tmp_path):
     result = shard(yolo(), tmp_path / "d", label="none", splits="all=1")
     assert (list(result.manifest.splits), result.manifest.class_names) == (["all"], ())

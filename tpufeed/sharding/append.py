@@ -18,7 +18,7 @@ from tpufeed.options import Names, checked
 from tpufeed.sharding.recipe import ShardRecipe
 from tpufeed.sharding.standing import StandingDataset
 from tpufeed.sources.coco import CocoSource
-from tpufeed.sources.options import KEYPOINTS, OPTIONS, ShardOptions
+from tpufeed.sources.options import OPTIONS, ShardOptions
 
 # Stored options that decide no bytes of records.
 _OF_SOURCE = {"command", "source"} | {name for name, (_, option) in OPTIONS.items() if "reads" in option.metadata}
@@ -160,7 +160,7 @@ class AppendRecipe(ShardRecipe):
             features = [spec for spec in base.manifest.features if spec.name not in OWN_NAMES]
             names = {new: old for old, new in (stored.get("rename") or {}).items()}
             named = [names.get(spec.name, spec.name) for spec in features if isinstance(spec.of, str)]
-            options.setdefault("box_columns", [name for name in named if name != KEYPOINTS])
+            options.setdefault("box_columns", named)
         if "splits" in inherited:
             options["splits"] = stored.get("splits")
         if "shards" in inherited & stored.keys():  # the number was for all images

@@ -190,12 +190,13 @@ class Inventory:
             listed_twice=listed_twice,
             warnings=(*warnings, *(said or self._iter_plain_boxes(source))),
         )
+        if standing is not None and options.boxes.format is None and "box_format" not in standing.manifest.options:
+            _check_format(self.listed, standing.manifest.listed)
 
     def _understand(self, source: Source, contents: Contents, labels: Counter[Label], groups: str) -> Listed:
         """Return what the source is taken for. `labels` has the number of samples of each label.
 
-        `groups` says what the splits have of each. Raises SourceError if the values of an appended source say that its
-        boxes have another format than those of the dataset.
+        `groups` says what the splits have of each.
         """
         options, names, listed = self.options, self.classes.names, self.listed_classes
         ids = ", in the order of --classes" if options.classes is not None else ""
@@ -212,10 +213,6 @@ class Inventory:
         if options.split_shares is not None:
             hashed = options.split_with or "each image's path"
             dealt = f"shares, by a hash of {hashed}"
-        box_format = contents.box_format or FORMATS[0]
-        before = None if self.standing is None else self.standing.manifest.listed
-        if before and before.boxes and options.boxes.format is None and before.kind == source.what:
-            _check_format(box_format, before.box_format)
         return Listed(
             kind=source.what,
             why=source.why,
@@ -225,7 +222,7 @@ class Inventory:
             splits=(source.splits_from if source.splits else dealt) + groups,
             columns=further_columns(self.features),
             boxes=contents.boxes or "",
-            box_format=box_format,
+            box_format=contents.box_format or FORMATS[0],
             images_from=mask_secrets(url_identity(source.images_from)),
         )
 
@@ -241,7 +238,7 @@ class Inventory:
         return self._count_left(types, list_lengths)
 
     def _check_groups(self) -> None:
-        """Raises SourceError if the source has a group in two splits."""
+        """Raise SourceError if the source has a group in two splits."""
         if (what := self.options.split_with) is None:
             return
         least = "SELECT held, MIN(split), MAX(split) FROM inputs GROUP BY held HAVING MIN(split) < MAX(split) LIMIT 1"
@@ -732,10 +729,11 @@ def split_of(path: str, splits: dict[str, float]) -> str:
     return list(splits)[-1]
 
 
-def _check_format(found: str, before: str) -> None:
-    """Raises SourceError if an appended source has boxes in another format, as its values say."""
-    if found != before:
+def _check_format(found: Listed, before: Listed) -> None:
+    """Raise SourceError if the values of an appended source say that its boxes have another format than before."""
+    if found.first_box and before.first_box and found.kind == before.kind and found.box_format != before.box_format:
         raise SourceError(
-            f"boxes of this source look like {found!r}, and those of the dataset were taken for {before!r}. Say what "
-            "they are: --box-format, with --allow-different"
+            f"boxes of this source look like {found.box_format!r}, and those of the dataset were taken for "
+            f"{before.box_format!r}. Say what they are: tpufeed shard --append --box-format {before.box_format}, with "
+            "the other options of the dataset"
         )

@@ -36,8 +36,6 @@ def parse_bands(
             f"bands={','.join(each)!r}: expected the numbers of a file's bands, from 1, like 4,3,2, or the different "
             "names of bands in files of their own, like B02,B03,B04"
         )
-    if any(is_image_name(band) for band in each):
-        raise OptionError(f"bands={','.join(each)!r}: name bands without the ending of their files, like B02,B03")
     if image is not None:
         raise OptionError(f"bands={','.join(each)!r} names the files of an image. Leave --image out")
     return tuple(each), ()
@@ -74,9 +72,11 @@ def iter_scenes(
         notes: gets a sentence on images without the name of a band.
 
     Raises:
-        OptionError: no image has the name of a band.
+        OptionError: no image has the name of a band, or a band is the name of a file.
         SourceError: a name is not UTF-8.
     """
+    if any(is_image_name(band, suffixes) for band in bands):
+        raise OptionError(f"bands={','.join(bands)!r}: name bands without the ending of their files, like B02,B03")
     last = re.compile(rf".*(?<![A-Za-z0-9])({'|'.join(map(re.escape, bands))})(?![A-Za-z0-9])", re.DOTALL)
     others, first = 0, ""
     with temporary_table("files(scene TEXT, band INT, name TEXT, bytes INT, version TEXT)") as database:

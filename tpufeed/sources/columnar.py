@@ -202,7 +202,9 @@ class ColumnarSource(Source):
         self._store, self._files, self._options, self.base = store, files, options, store.url
         self._by_name = options.split_shares is None and options.split_by is None and bool(said)
         self.splits = self._by_name or options.split_by is not None
-        self._plain = frozenset[str]()  # columns of bytes, without a struct, that hold images
+        largest, _ = max(files, key=lambda file: file[0].size_bytes)  # others may have no rows
+        with listing(), _open_file(store, largest.name) as file:
+            self._plain = find_plain(file)  # columns of bytes, without a struct, that hold images
         for name in {split: info.name for info, split in reversed(files)}.values():  # a test set may have no labels
             with listing(), _open_file(store, name) as file:
                 self._plain |= find_plain(file)

@@ -18,7 +18,7 @@ from tpufeed.builds.item import Item
 from tpufeed.errors import OptionError, SourceError
 from tpufeed.sources.database import temporary_table
 from tpufeed.sources.inputs import Files
-from tpufeed.sources.options import BOX, ShardOptions
+from tpufeed.sources.options import BOX, KEYPOINTS, ShardOptions
 from tpufeed.sources.source import Found, Place
 from tpufeed.sources.table import Change, Record, Row, TableColumns, TableSource, is_missing, text_of
 from tpufeed.text import format_names, format_value
@@ -146,7 +146,8 @@ class GroupedSource(TableSource):
         columns, change = super().prepare(name, names, first)
         columns.find("group", group)
         for column in (*self._sides, *(options.boxes.columns or ())):
-            columns.find("boxes", column)
+            if column != KEYPOINTS or not options.points:  # these are made of several columns
+                columns.find("boxes", column)
         if options.box_sides and options.boxes_name in names:
             raise OptionError(f"{where}: the column {options.boxes_name!r} has the name that all boxes get. Rename it")
         return columns, change

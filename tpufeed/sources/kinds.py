@@ -114,7 +114,8 @@ def _find_place(url: str, options: ShardOptions) -> tuple[type[Source], Place]:
         store, pattern = named
         files = find_files(store, pattern)
         kind = next(kind for kind in _KINDS if pattern.lower().endswith(kind.suffixes))
-        is_table = pattern.lower().endswith(PARQUET) and not columnar.has_images(store, files[0].name)
+        largest = max(files, key=lambda info: info.size_bytes).name  # others may have no rows
+        is_table = pattern.lower().endswith(PARQUET) and not columnar.has_images(store, largest)
         why = f"named {pattern}" + (", which holds no images itself" if is_table else "")
         return TableSource if is_table else kind, Place(store, files, why=why)
     store = open_store(url)

@@ -422,11 +422,18 @@ class TableSource(Source):
             yield from (info.name for info in self._store.iter_objects(folder.rstrip("/")))
 
     def iter_items(self, found: Found) -> Iterator[Item]:
-        files = Files(self.base)
+        files, empty = Files(self.base), list[str]()
         for info in self._files:
-            with self.open(info.name) as (columns, records):
-                yield from columns.iter_items(number_rows(records), files)
+            try:
+                with self.open(info.name) as (columns, records):
+                    yield from columns.iter_items(number_rows(records), files)
+            except NoInputsError:
+                empty.append(info.name)
+                if len(empty) == len(self._files):
+                    raise
         found.notes += dict.fromkeys(self.notes)
+        if empty:
+            found.notes.append(f"tables without rows are left out: {format_names(empty)}")
 
     @contextmanager
     def open(self, name: str) -> Iterator[tuple[TableColumns, Iterator[Record]]]:
@@ -585,7 +592,7 @@ def to_label(value: Any) -> Label | Labels:
 
 
 def iter_head(store: Store, name: str) -> Iterator[Record]:
-    """Yield the records of the table `name`, for who takes the first ones. Raises as `iter_items`."""
+    """Yield the records of the table `name`, which is read as far as they are taken. Raises as `iter_items`."""
     where = f"{store.url}/{name}"
     with listing(f"{where} cannot be read"), open_object(store, name) as file:
         yield from _iter_records(file, name, where)
