@@ -157,10 +157,9 @@ class AppendRecipe(ShardRecipe):
         options["keeps_classes"] = "classes" in options
         # The new rows of an image may not differ in all columns that have values of boxes.
         if {"group_by", "boxes"} <= options.keys():
-            features = [spec for spec in base.manifest.features if spec.name not in OWN_NAMES]
-            names = {new: old for old, new in (stored.get("rename") or {}).items()}
-            named = [names.get(spec.name, spec.name) for spec in features if isinstance(spec.of, str)]
-            options.setdefault("box_columns", named)
+            of_boxes = [spec.name for spec in base.manifest.features if isinstance(spec.of, str)]
+            old = {new: old for old, new in (stored.get("rename") or {}).items()}
+            options.setdefault("box_columns", [old.get(name, name) for name in of_boxes if name not in OWN_NAMES])
         if "splits" in inherited:
             options["splits"] = stored.get("splits")
         if "shards" in inherited & stored.keys():  # the number was for all images

@@ -117,6 +117,7 @@ class Inventory:
         for tries_left in reversed(range(READS)):
             try:
                 self._read(source)
+                self._check_format()
                 break
             except BaseException as error:
                 if not isinstance(error, DamagedReadError) or not tries_left:
@@ -159,9 +160,13 @@ class Inventory:
                 splits.update(str(item.split) for item in chunk)
                 if len(splits) > _MOST_SPLITS:
                     raise OptionError(f"more than {_MOST_SPLITS} splits, like {sorted(splits)[:3]}: the wrong column?")
-        contents = source.contents.merge(options)
+        contents, taken = source.contents.merge(options), labels
         self._check_groups()  # also of rows that an append skips
-        taken = labels if self.growth is None else self._skip_known(self.growth, labels, types, list_lengths)
+        if self.growth is not None:
+            self.skipped = self.growth.skip_known()
+            if self.skipped and self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
+                # What only skipped rows have would become classes and lengths without a sample.
+                taken = self._count_left(types, list_lengths)
         self.splits = tuple(map(check_split_name, sorted(splits))) if shares is None else tuple(shares)
         self._find_features(labels, taken, list_lengths, types, contents, source.labels_are_names)
         columns, are_numbers = [spec.name for spec in self.schema], options.label_type == "number"
@@ -190,14 +195,9 @@ class Inventory:
             listed_twice=listed_twice,
             warnings=(*warnings, *(said or self._iter_plain_boxes(source))),
         )
-        if standing is not None and options.boxes.format is None and "box_format" not in standing.manifest.options:
-            _check_format(self.listed, standing.manifest.listed)
 
     def _understand(self, source: Source, contents: Contents, labels: Counter[Label], groups: str) -> Listed:
-        """Return what the source is taken for. `labels` has the number of samples of each label.
-
-        `groups` says what the splits have of each.
-        """
+        """Return what the source is taken for. `labels` counts the samples of each, `groups` is said of the splits."""
         options, names, listed = self.options, self.classes.names, self.listed_classes
         ids = ", in the order of --classes" if options.classes is not None else ""
         is_fixed = contents.class_names is not None or source.labels_are_names
@@ -226,28 +226,28 @@ class Inventory:
             images_from=mask_secrets(url_identity(source.images_from)),
         )
 
-    def _skip_known(
-        self, growth: Growth, labels: Counter[Label], types: ColumnTypes, list_lengths: set[int]
-    ) -> Counter[Label]:
-        """Leave out inputs that the growing dataset has, and return the labels of the others."""
-        growth.skip_known()
-        self.skipped = growth.skipped
-        if not self.skipped or not self.query("SELECT 1 FROM inputs LIMIT 1").fetchone():
-            return labels
-        # What only skipped rows have would become classes and lengths without a sample.
-        return self._count_left(types, list_lengths)
-
     def _check_groups(self) -> None:
         """Raise SourceError if the source has a group in two splits."""
-        if (what := self.options.split_with) is None:
-            return
+        what = self.options.split_with
         least = "SELECT held, MIN(split), MAX(split) FROM inputs GROUP BY held HAVING MIN(split) < MAX(split) LIMIT 1"
-        for held, *splits in self.query(least):
+        for held, *splits in self.query(least) if what is not None else ():
             where = "SELECT MIN(path) FROM inputs WHERE held = ? AND split = ?"
             first, second = (f"{split} ({self.query(where, (held, split)).fetchone()[0]})" for split in splits)
             raise SourceError(
                 f"{what} {format_value(held)} is in the splits {first} and {second}. Correct the source, or deal the "
                 "splits anew: --splits train=0.8,val=0.2"
+            )
+
+    def _check_format(self) -> None:
+        """Raise SourceError if the values of an appended source say that its boxes have another format than before."""
+        standing, found, form = self.standing, self.listed, self.listed.box_format
+        if standing is None or "box_format" in {*standing.manifest.options, *self.options.to_dict()}:
+            return
+        before = standing.manifest.listed
+        if found.kind == before.kind and found.first_box and before.first_box and form != before.box_format:
+            raise SourceError(
+                f"boxes look like {form!r}, and those of the dataset were taken for {before.box_format!r}. Say what "
+                f"they are: tpufeed shard --append --box-format {before.box_format}, and the dataset's other options"
             )
 
     def _look_at_groups(self, shares: dict[str, float] | None) -> tuple[str, list[str]]:
@@ -727,13 +727,3 @@ def split_of(path: str, splits: dict[str, float]) -> str:
         if point < stop:
             return name
     return list(splits)[-1]
-
-
-def _check_format(found: Listed, before: Listed) -> None:
-    """Raise SourceError if the values of an appended source say that its boxes have another format than before."""
-    if found.first_box and before.first_box and found.kind == before.kind and found.box_format != before.box_format:
-        raise SourceError(
-            f"boxes of this source look like {found.box_format!r}, and those of the dataset were taken for "
-            f"{before.box_format!r}. Say what they are: tpufeed shard --append --box-format {before.box_format}, with "
-            "the other options of the dataset"
-        )

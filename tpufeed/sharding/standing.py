@@ -174,8 +174,7 @@ class Growth:
     """Leaves out inputs of a source that a growing dataset has, or has rejected before.
 
     Attributes:
-        skipped: number of inputs that the dataset has already.
-        compared_by_size: those of `skipped` that were compared by path and size, as the dataset lacks their digests.
+        compared_by_size: number of inputs that were compared by path and size, as the dataset lacks their digests.
         renewed: number of inputs whose path is in the dataset with other content.
         corrected: number of inputs that the dataset has, but of which the source says something else now.
         first_corrected: the first of them.
@@ -189,11 +188,11 @@ class Growth:
         """
         self._standing, self._database, self._query, self._base = standing, database, database.execute, base
         self._files = files
-        self.skipped, self.compared_by_size, self.renewed, self.rejected_before = 0, 0, 0, 0
+        self.compared_by_size, self.renewed, self.rejected_before = 0, 0, 0
         self.corrected, self.first_corrected = 0, ""
 
-    def skip_known(self) -> None:
-        """Leave out inputs that are in the dataset already, with the same path and the same bytes.
+    def skip_known(self) -> int:
+        """Leave out inputs that are in the dataset already, with the same path and the same bytes. Return their number.
 
         Paths may be numbers of rows in a file, which may change when the file is written again. So a row also counts as
         present if an image of the same file has its bytes. Each such image matches one row.
@@ -237,7 +236,7 @@ class Growth:
         )
         self._query("DELETE FROM inputs WHERE rowid IN equal")
         self._query("DELETE FROM digests WHERE row IN equal")
-        (self.skipped,) = self._query("SELECT COUNT(*) FROM equal").fetchone()
+        return int(self._query("SELECT COUNT(*) FROM equal").fetchone()[0])
 
     def _list_known(self) -> None:
         self._database.executescript(
