@@ -90,6 +90,13 @@ def test_layouts_of_tools(text, images, labels, yolo, tmp_path):
     assert any("test names" in warning for warning in result.warnings) == ("test:" in text)
 
 
+def test_a_dataset_below_a_folder_called_images(yolo, tmp_path):
+    root = yolo(f"train: train\nval: val\n{NAMES}", images="{}/images", labels="{}/labels").parent
+    (tmp_path / "images").mkdir()
+    result = shard(root.rename(tmp_path / "images/set"), tmp_path / "d")
+    assert boxes_of(texts_of(result.url)["val/images/0.png"]) == [[4, 3, 12, 9]]
+
+
 def test_absolute_folders_elsewhere(yolo, tmp_path):
     root = yolo().parent
     (tmp_path / "settings").mkdir()

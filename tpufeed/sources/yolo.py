@@ -186,14 +186,15 @@ class YoloSource(Source):
             if name.endswith(".txt"):
                 yield from self._iter_list(files, split, store, name)
                 continue
-            folder = _label_of(self.base, resolve(self.base, whole(store.url, f"{name}/x.jpg".lstrip("/"))))
-            at, prefix = _open(self.base, folder.rpartition("/")[0])
+            image, labels = resolve(self.base, whole(store.url, f"{name}/x.jpg".lstrip("/"))), dict[str, ObjectInfo]()
             with listing():
-                labels = {
-                    resolve(self.base, whole(at.url, info.name)): info
-                    for info in at.iter_objects(prefix)
-                    if info.name.endswith(".txt")
-                }
+                for file in (_label_of(self.base, image), image):  # images and labels may be in folders below, too
+                    at, prefix = _open(self.base, file.rpartition("/")[0])
+                    labels = labels or {
+                        resolve(self.base, whole(at.url, info.name)): info
+                        for info in at.iter_objects(prefix)
+                        if info.name.endswith(".txt")
+                    }
                 used = set[str]()  # images may share one, like a.jpg and a.png
                 for info in store.iter_objects(name):
                     if is_image_name(info.name):
