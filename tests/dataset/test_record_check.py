@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tpufeed
 from tests.tfrecords import encode_features
 from tpufeed import adopt, verify
 from tpufeed.dataset.manifest import decode_manifest
 from tpufeed.dataset.reader import open_dataset
 from tpufeed.dataset.record_check import RecordCheck, parse_picks
 from tpufeed.errors import OptionError, RecordError
+from tpufeed.images.policy import encode
+from tpufeed.images.tensors import encode_npy
 from tpufeed.tfrecord.example import Feature, decode_example, encode_entries
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -254,6 +257,24 @@ def test_an_image_that_does_not_decode(copy):
     damages = damages_of(copy, decode="all")
     assert [(damage.shard, damage.record, damage.byte) for damage in damages] == places
     assert all("the image does not decode" in damage.message for damage in damages)
+
+
+@pytest.mark.parametrize("change", ["png", "channels"])
+def test_an_image_of_another_format(change, tmp_path):
+    (tmp_path / "raw").mkdir()
+    array, png = np.zeros((9, 8, 3), np.uint16), encode(np.zeros((9, 8, 3), np.uint8), "png", 90)
+    np.save(tmp_path / "raw/x.npy", array)
+    keep = tpufeed.Images(pixels="keep")
+    tpufeed.shard(tmp_path / "raw", tmp_path / "set", images=keep, label="none", workers=1, progress=False)
+    assert verify(tmp_path / "set", decode="all").decoded == 1
+    forger = Forger(tmp_path / "set")
+    image, channels = (png, 3) if change == "png" else (encode_npy(array[..., :2]), 2)
+    (payload, *_) = forged_payloads(forger.payload(0, 0), {IMAGE: texts(image), "image/channels": ints(channels)})
+    place = forger.replace(0, 0, payload)
+    assert verify(tmp_path / "set").records == 1
+    (damage,) = damages_of(tmp_path / "set", decode="all")
+    assert (damage.shard, damage.record, damage.byte) == place
+    assert "not uint16 of 3 channels" in damage.message
 
 
 @pytest.mark.parametrize("key", [HEIGHT, "image/width", "image/channels"])

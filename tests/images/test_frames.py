@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,7 +17,7 @@ from tpufeed.images.frames import choose_frames, read_frames
 from tpufeed.images.header import read_header
 from tpufeed.images.policy import Images, store_image
 
-tifffile = lazy("tifffile")
+tifffile, pydicom = lazy("tifffile"), lazy("pydicom")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,34 @@ def test_kept_pages_have_the_values_that_tifffile_reads(shape, dtype):
             writer.write(page, photometric="minisblack", planarconfig=order if page.ndim > 2 else None, metadata=None)
     with pytest.raises(ImageError, match="page 2 is 8-bit"):
         read_frames(mixed.getvalue(), 2, None, keeps=True)
+
+
+def dicom():
+    scan, file = pydicom.Dataset(), io.BytesIO()
+    scan.file_meta = pydicom.dataset.FileMetaDataset()
+    scan.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    scan.SOPClassUID, scan.SOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage, pydicom.uid.generate_uid()
+    scan.set_pixel_data(np.zeros((9, 8), np.uint16), "MONOCHROME2", 12)
+    scan.save_as(file, enforce_file_format=True)
+    return file.getvalue()
+
+
+def jpeg2000():
+    file = io.BytesIO()
+    Image.new("I;16", (8, 9)).save(file, "JPEG2000")
+    return file.getvalue()
+
+
+def deep_png():
+    return cv2.imencode(".png", np.zeros((9, 8, 3), np.uint16))[1].tobytes()
+
+
+@pytest.mark.uses("pydicom", "imagecodecs")
+@pytest.mark.parametrize("make", [dicom, jpeg2000, deep_png])
+def test_a_single_image_has_too_few_frames(make):
+    with pytest.raises(ImageError, match="1 frame, and --frames 4") as caught:
+        read_frames(make(), 4, None, keeps=True)
+    assert caught.value.reason == "too_few_frames"
 
 
 def test_the_image_that_is_shown_instead_of_an_animation_is_no_frame(tmp_path):

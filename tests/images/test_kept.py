@@ -15,6 +15,7 @@ from PIL import Image
 from tests.frameworks import need
 from tpufeed.errors import ImageError
 from tpufeed.images import tensors
+from tpufeed.images.decoding import decode
 from tpufeed.images.kept import read_bands, read_kept
 from tpufeed.images.pixel_format import RGB8, PixelFormat
 from tpufeed.images.policy import Images, shrink, store_image
@@ -153,6 +154,10 @@ REFUSED = {
     "a short npy": (npy(draw((9, 8, 4), "uint16"))[:-1], "truncated", "575"),
     "a short header": (npy(draw((9, 8, 4), "uint16"))[:60], "truncated", "header"),
     "a promise": (npy(np.zeros((1, 1), np.uint16)).replace(b"(1, 1)", b"(9999999, 9999999)"), "truncated", "asks for"),
+    **{
+        f"sides {sides}": (npy(np.zeros((9, 8), np.uint16)).replace(b"(9, 8)", sides), "unreadable", "shape")
+        for sides in (b"(-1, 8)", b"(True, 8)", b"(0, 9223372036854775807, 4)")
+    },
     "two arrays": (npz(image=draw((9, 8), "uint16"), label=draw((9, 8), "uint8")), "unsupported", "image, label"),
     "pickles in an npz": (npz(image=np.array([[{}]], object)), "unsupported", "pickled"),
     "an npz with more than its array": (npz_with(bytes(99)), "unsupported", "has 803 bytes, not 704"),
@@ -186,7 +191,7 @@ def test_policy_for_nan(nan):
         return
     image = store_image(npy(array), policy, "", pixels)
     assert image.odd == ("nan",)
-    assert image.levels == (1, 4)
+    assert image.levels == (0 if nan == "zero" else 1, 4)
     found = tensors.npy_view(image.data)[..., 0]
     assert np.array_equal(found, array if nan == "keep" else np.array([[1, 0], [0, 4]]), equal_nan=True)
 
@@ -241,9 +246,32 @@ def test_nodata_of_8_bit_tiff_and_of_bands():
     image = store_image(b"", mask, "", RGB8, read_bands([("x", band) for band in bands]))
     assert image.nodata[[0, 1, 7, 8]].all()
     assert not image.nodata[2:7].any()
-    palette = np.zeros((3, 256), np.uint16)
-    with pytest.raises(ImageError, match="palette"):
-        store_image(tiff(array[..., 0], photometric="palette", colormap=palette, extratags=[tag]), mask)
+    grey = store_image(bands[0], Images(pixels="keep", nodata="mask", greyscale="rgb"))
+    assert np.array_equal(decode(grey.data), array[..., :1].repeat(3, 2))
+    assert store_image(bands[0], mask).channels == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (np.uint8, {"photometric": "palette", "colormap": np.zeros((3, 256), np.uint16)}),
+        (np.uint8, {"photometric": "miniswhite"}),
+        (bool, {}),
+    ],
+)
+def test_nodata_of_values_that_pillow_changes_is_refused(dtype, options):
+    mask, array, tag = Images(pixels="keep", nodata="mask"), np.zeros((9, 8), dtype), (42113, "s", 0, "0", True)
+    assert not store_image(tiff(array, **options), mask).nodata.any()
+    with pytest.raises(ImageError, match="nodata value") as caught:
+        store_image(tiff(array, **options, extratags=[tag]), mask)
+    assert caught.value.reason == "unsupported"
+
+
+def test_odd_cases_are_those_of_all_band_files():
+    image = read_bands([("x", pages(0)), ("y", pages(0, 0)), ("z", pages(0, 4))])
+    assert image.header.odd == ("animated", "mask page, not applied")
+    with pytest.raises(ImageError, match="animated"):
+        store_image(b"", Images(pixels="keep", animated="reject"), "", image.pixels, image)
 
 
 def pages(*kinds):

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tpufeed.images.decoding import decode
-from tpufeed.images.policy import Images, scaled_size, shrink, store_image
+from tpufeed.images.header import ImageHeader
+from tpufeed.images.kept import Kept
+from tpufeed.images.pixel_format import PixelFormat
+from tpufeed.images.policy import Images, scaled_size, shrink, store_image, stored_geometry
+from tpufeed.images.tensors import npy_view
 
 sides = st.integers(1, 5000)
 
@@ -94,3 +98,35 @@ def test_extreme_shapes(encoded, mode, size):
         image = store_image(encoded(Image.new("RGB", size, (9, 200, 30)), image_format), policy)
         assert np.abs(decode(image.data).astype(int) - (9, 200, 30)).max() < 8
         assert max(size) > 1 or (image.width, image.height) == size
+
+
+@pytest.mark.parametrize(("dtype", "nan"), [("uint16", "keep"), ("float32", "zero"), ("float32", "keep")])
+@pytest.mark.parametrize("nodata", ["keep", "mask"])
+@pytest.mark.parametrize(("mode", "side"), [("short", 20), ("fit", 13), ("fit", 99)])
+def test_pixels_without_data_stay_and_do_not_mix(mode, side, nodata, nan, dtype):
+    height, width, lack = 41, 63, 65535 if dtype == "uint16" else np.finfo("float32").min
+    array, empty = np.full((height, width, 2), (700, 300), dtype), np.zeros((height, width), bool)
+    array[9:14, 20:, 0] = array[20:, 30:33, 1] = lack
+    empty[9:14, 20:] = empty[20:, 30:33] = True
+    if dtype == "float32":
+        array[2:7, 11:40, 0], array[30, :30, 1] = np.nan, np.inf
+    policy = Images(pixels="keep", nodata=nodata, nan=nan, presize=side, presize_mode=mode)
+    header = ImageHeader("npy", width, height, 2, False)
+    image = store_image(
+        b"", policy, "", PixelFormat(dtype, 2), Kept(header, PixelFormat(dtype, 2), lambda: array, (lack, lack))
+    )
+    # The nearest pixels of the image that is not presized: those with data have one value in each channel.
+    top, left, tall, wide = (0, (width - height) // 2, height, height) if mode == "fit" else (0, 0, height, width)
+    rows = top + ((np.arange(image.height) + 0.5) * tall / image.height).astype(int)
+    columns = left + ((np.arange(image.width) + 0.5) * wide / image.width).astype(int)
+    near, is_empty = array[rows][:, columns], empty[rows][:, columns]
+    if nodata == "mask":
+        near[is_empty] = 0
+        assert np.array_equal(stored_geometry(image, policy).warp(image.nodata, 0), is_empty)
+    if nan == "zero":
+        near[~np.isfinite(near)] = 0
+    found = npy_view(image.data)
+    assert np.allclose(found, near, rtol=1e-6, atol=0, equal_nan=True)
+    assert min(image.height, image.width) == min(side, height)
+    known = found[~is_empty] if nodata == "mask" else found
+    assert image.levels == (known[np.isfinite(known)].min(), known[np.isfinite(known)].max())

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import tpufeed
 from tpufeed.cli.app import app
+from tpufeed.images import CenterCrop
 from tpufeed.measure.contact_sheet import make_contact_sheet
 from tpufeed.measure.pixel_stats import PERCENTILES, measure_pixels
 
@@ -70,6 +71,10 @@ def test_pixels_without_data_are_left_out(tmp_path):
     found = measure_pixels(tpufeed.open_dataset(tmp_path / "mask"), "train")
     assert np.allclose([each.mean for each in found], array[4:, 3:].mean((0, 1)))
     assert [each.percentiles[0] for each in found] == list(array[4:, 3:].min((0, 1)))
+    tpufeed.cache.warmup(tmp_path / "mask", tmp_path / "raw-cache", ops=[CenterCrop(20)], workers=1, progress=False)
+    found = measure_pixels(tpufeed.open_dataset(tmp_path / "raw-cache"), "train")  # its masks are raw, too
+    assert np.allclose([each.mean for each in found], array[4:, 5:25].mean((0, 1)))
+    assert [each.nodata for each in found] == [80, 80]
 
 
 def test_a_channel_without_values_or_of_one_value(tmp_path):

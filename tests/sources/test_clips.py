@@ -138,21 +138,32 @@ def test_animated_files_are_clips_also_with_numbers(ending, tmp_path):
     tpufeed.verify(tmp_path / "set", decode="all")
 
 
+def write_pages(folder, *clips):
+    for clip in clips:
+        path = folder / f"a/clip{clip}.tif"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tifffile.TiffWriter(path) as file:
+            for number in range(3):
+                pixels = np.full((9, 8, 5), clip + number, np.uint16)
+                file.write(pixels, photometric="minisblack", planarconfig="contig")
+
+
+@pytest.mark.uses("tifffile")
+def test_animations_of_8_bits_among_clips_of_another_format_are_rejected(tmp_path):
+    write_pages(tmp_path / "raw", *range(20))
+    for ending in ("gif", "webp"):
+        write_animation(tmp_path / f"raw/a/x.{ending}", 1)
+    manifest = shard(tmp_path / "raw", tmp_path / "set", frames=2, images={"pixels": "keep"})
+    assert (str(manifest.pixels), manifest.records) == ("uint16 of 5 channels, clips of 2 frames", {"train": 20})
+    assert [reason for reason, _ in rejects_of(tmp_path / "set").values()] == ["other_pixels"] * 2
+
+
 @pytest.mark.uses("tifffile")
 def test_pages_of_a_format_that_is_kept_are_clips_also_with_numbers(tmp_path):
-    def write(*clips):
-        for clip in clips:
-            path = tmp_path / f"raw/a/clip{clip}.tif"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tifffile.TiffWriter(path) as file:
-                for number in range(3):
-                    pixels = np.full((9, 8, 5), clip + number, np.uint16)
-                    file.write(pixels, photometric="minisblack", planarconfig="contig")
-
-    write(1, 2)
+    write_pages(tmp_path / "raw", 1, 2)
     manifest = shard(tmp_path / "raw", tmp_path / "set", frames=2, images={"pixels": "keep"})
     assert (str(manifest.pixels), manifest.records) == ("uint16 of 5 channels, clips of 2 frames", {"train": 2})
-    write(3)
+    write_pages(tmp_path / "raw", 3)
     (tmp_path / "raw/a/clip3.tif").write_bytes((tmp_path / "raw/a/clip3.tif").read_bytes()[:500])
     with pytest.raises(BuildError, match="none of the 1"):  # its format is not known
         tpufeed.append(tmp_path / "raw", tmp_path / "set", workers=1, max_rejects=99)

@@ -326,6 +326,17 @@ def test_views_of_one_size_are_an_axis(scenes):  # of which some are of one colo
     np.testing.assert_array_equal(batch["image"], again["image"])
 
 
+def test_views_of_a_jpeg_that_is_mended(photos, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/x.jpg").write_bytes(photos["china.jpg"][:-2])  # without its end marker
+    exact = tpufeed.Images(encode="exact")
+    tpufeed.shard(tmp_path / "raw", tmp_path / "set", images=exact, label="none", workers=1, progress=False)
+    options = {"columns": ["image", "sample"], "batch_size": 1}
+    one = batches(tmp_path / "set", ops=WHOLE, **options)["image"]
+    two = batches(tmp_path / "set", views=[(WHOLE, 2)], **options)["image"]
+    np.testing.assert_array_equal(two, one[:, None].repeat(2, 1))
+
+
 @pytest.mark.uses("torch")
 def test_views_of_several_sizes_are_columns(scenes):
     large, small = [RandomResizedCrop(48)], [RandomResizedCrop((16, 24), scale=(0.05, 0.3)), HorizontalFlip()]

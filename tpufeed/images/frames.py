@@ -46,7 +46,7 @@ def read_frames(data: bytes, frames: int, stride: int | None, keeps: bool = Fals
         choose_frames(1, frames, stride)  # raises
     if header.format == "gif":
         _check_gif_end(data)
-    if keeps and header.format == "png" and data[24] == 16 and data[25]:
+    if keeps and header.format == "png" and data[24] == 16 and data[25] and "animated" in header.odd:
         raise ImageError(
             "unsupported",
             "an animated PNG of 16-bit colours, of which Pillow gives 8 bits. Save each frame as a file, or leave "
