@@ -29,7 +29,7 @@ def draw(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 def tiff(array: np.ndarray, **options) -> bytes:
-    if options.get("compression") in ("lzw", "zstd"):
+    if options.get("compression") in ("lzw", "zstd", "jpeg"):
         need("imagecodecs")
     file = io.BytesIO()
     tifffile.imwrite(file, array, photometric=options.pop("photometric", "minisblack"), **options)
@@ -265,6 +265,15 @@ def test_nodata_of_values_that_pillow_changes_is_refused(dtype, options):
     with pytest.raises(ImageError, match="nodata value") as caught:
         store_image(tiff(array, **options, extratags=[tag]), mask)
     assert caught.value.reason == "unsupported"
+
+
+def test_nodata_of_ycbcr_is_that_of_rgb():
+    """GDAL, too, reads it as RGB."""
+    array = np.full((32, 32, 3), (0, 128, 128), np.uint8)
+    array[16:, :, 0] = 90
+    data = tiff(array, photometric="ycbcr", compression="jpeg", extratags=[(42113, "s", 0, "0", True)])
+    empty = store_image(data, Images(pixels="keep", nodata="mask")).nodata
+    assert np.array_equal(empty, array[..., 0] == 0)
 
 
 def test_odd_cases_are_those_of_all_band_files():

@@ -26,7 +26,7 @@ _WITH_ALPHA = (4, 6)  # colour types of PNG
 _PNG_ORDER = {0: [0], 2: [2, 1, 0], 4: [0, 3], 6: [2, 1, 0, 3]}  # OpenCV's channels by colour type
 _MOST_BYTES = 1 << 31  # protobuf holds no message of 2 GiB
 _PALETTE = 3
-_AS_STORED = (1, 2)  # photometrics whose values Pillow keeps: grey from black to white, RGB
+_AS_STORED = (1, 2, 6)  # photometrics whose values Pillow and GDAL give alike: grey from black to white, RGB, YCbCr
 _SMALLER, _MASK = 1, 4  # kinds of pages in a TIFF
 # Odd cases: what a file says of its values, and nobody applies.
 MASKED, TRANSPARENT = "mask page, not applied", "transparent level, not applied"
