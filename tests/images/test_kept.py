@@ -252,17 +252,17 @@ def test_nodata_of_8_bit_tiff_and_of_bands():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "options"),
+    ("kind", "dtype", "options"),
     [
-        (np.uint8, {"photometric": "palette", "colormap": np.zeros((3, 256), np.uint16)}),
-        (np.uint8, {"photometric": "miniswhite"}),
-        (bool, {}),
+        ("8-bit PALETTE", np.uint8, {"photometric": "palette", "colormap": np.zeros((3, 256), np.uint16)}),
+        ("8-bit MINISWHITE", np.uint8, {"photometric": "miniswhite"}),
+        ("1-bit MINISBLACK", bool, {}),
     ],
 )
-def test_nodata_of_values_that_pillow_changes_is_refused(dtype, options):
+def test_nodata_of_values_that_pillow_changes_is_refused(kind, dtype, options):
     mask, array, tag = Images(pixels="keep", nodata="mask"), np.zeros((9, 8), dtype), (42113, "s", 0, "0", True)
     assert not store_image(tiff(array, **options), mask).nodata.any()
-    with pytest.raises(ImageError, match="nodata value") as caught:
+    with pytest.raises(ImageError, match=f"nodata value in a TIFF of {kind}") as caught:
         store_image(tiff(array, **options, extratags=[tag]), mask)
     assert caught.value.reason == "unsupported"
 

@@ -156,8 +156,8 @@ def _read_any(data: bytes) -> Kept:
         page: Any = _open_tiff(data).pages[0]
         nodata = (_nodata_of(page),) * header.channels
         if nodata[0] is not None and (page.photometric not in _AS_STORED or page.bitspersample != 8):
-            kind = "palette" if page.photometric == _PALETTE else "photometric or depth that changes its values"
-            raise ImageError("unsupported", f"a TIFF with a {kind}, whose nodata value is a number before that")
+            kind = f"{page.bitspersample}-bit {page.photometric.name}"
+            raise ImageError("unsupported", f"a nodata value in a TIFF of {kind}, decoded to other values")
     return Kept(header, PixelFormat("uint8", header.channels), lambda: decode_stored(data, header), nodata)
 
 
