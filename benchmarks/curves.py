@@ -30,7 +30,7 @@ from tpufeed.sharding.recipe import SizeEstimate, plan_shards
 from tpufeed.sources.source import Source
 folder, count, classes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 class MadeUp(Source):
-    base, labels_are_names = "/made/up", True
+    base, labels_are_names, what = "/made/up", True, "made up"
     def iter_items(self, found):
         for number in range(count):
             label = f"class-{number % classes:04d}"
