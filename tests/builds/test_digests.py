@@ -4,7 +4,8 @@ import pytest
 from tpufeed.builds.digests import DIGEST_BYTES, REJECTED, TAKEN, UNREAD, Duplicates, Overlap, image_digest
 from tpufeed.builds.digests import read_digests as read
 from tpufeed.dataset.naming import DIGESTS
-from tpufeed.errors import ManifestError
+from tpufeed.errors import ManifestError, StoreError
+from tpufeed.storage import local
 from tpufeed.storage.memory import MemoryStore
 
 
@@ -19,6 +20,16 @@ def test_digests_are_read_as_they_were_written(tmp_path):
     assert found.digests[0].tobytes() == found.digests[2].tobytes() == image_digest(b"one")
     with pytest.raises(ManifestError, match="51 bytes"):
         read(store, 4)
+
+
+def test_many_digests_are_no_text(tmp_path, monkeypatch):
+    """They hold zeros. A local store takes a large document with zeros for a hole."""
+    monkeypatch.setattr(local, "_BLOCK_BYTES", 64)
+    store = local.LocalStore(str(tmp_path))
+    store.put(DIGESTS, (TAKEN + UNREAD) * 1000)
+    assert len(read(store, 1000).digests) == 1000
+    with pytest.raises(StoreError, match="is zero"):
+        store.read_document(DIGESTS)
 
 
 def test_what_duplicates_spoil_is_said():

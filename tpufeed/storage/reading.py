@@ -52,14 +52,13 @@ def settle(
     )
 
 
-def read_certain(store: Store, name: str, version: str = "") -> bytes:
-    """Return a document without a checksum. If the store does not check its reads, it is read until two agree.
+def read_certain(store: Store, name: str, version: str = "", is_text: bool = True) -> bytes:
+    """Return an object without a checksum. If the store does not check its reads, it is read until two agree.
 
-    Raises as `Store.read_document` and `settle` do.
+    Raises as `Store.read_document`, or for what is not text `Store.read`, and `settle` do.
     """
-    if store.checks_reads:
-        return store.read_document(name, version)
-    return settle(f"{store.url}/{name}", lambda: store.read_document(name, version), identity=lambda data: data)
+    read = partial(store.read_document if is_text else store.read, name, version)
+    return read() if store.checks_reads else settle(f"{store.url}/{name}", read, identity=lambda data: data)
 
 
 def read_by_threads(store: Store, spans: Iterable[Span]) -> Generator[bytes | StoreError, None, None]:
