@@ -437,6 +437,7 @@ def test_labels_of_several_classes_are_mixed(tmp_path, photo_folder):
         ({"ops": [MixUp()]}, "last in device_ops"),
         ({"device_ops": [MixUp()], "remainder": "pad"}, "remainder"),
         ({"device_ops": [MixUp()], "batch_size": 9}, "even batch_size"),
+        ({"device_ops": [MixUp()], "columns": ["label"]}, "need the image"),
         ({"device_ops": [CutMix()], "columns": ["image", "sample"]}, "'label'"),
     ],
     ids=str,

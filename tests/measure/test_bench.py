@@ -1,6 +1,7 @@
 """The bench harness: what is measured, in which turns, and what is said of it."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,28 @@ def test_a_device_that_is_not_there_says_what_to_do_instead(cached: str, monkeyp
 
 def apart(url: str, loader: str = "numpy", **options: Any) -> BenchRun:
     return measure_apart(Measurement(url=url, loader=loader, options=BenchOptions(**{**DEVICE, **options})))
+
+
+@pytest.mark.parametrize(
+    ("run", "device"), [(one, "jax-cpu"), pytest.param(apart, "xla-cpu", marks=[pytest.mark.long, pytest.mark.all])]
+)
+def test_real_steps_train_on_images_without_labels(run: Any, device: str, shards: str, tmp_path: Path) -> None:
+    if bench_module.find_spec({"jax-cpu": "jax", "xla-cpu": "torch_xla"}[device]) is None:
+        pytest.skip(f"{device} has no framework")
+    shutil.copytree(Path(shards).parent / "photos/cat", tmp_path / "photos")
+    shutil.copytree(Path(shards).parent / "photos/dog", tmp_path / "photos/dog")
+    for name, options in {"none": {"label": "none"}, "few": {"unlabelled": "keep"}}.items():
+        url = tpufeed.shard(tmp_path / "photos", tmp_path / name, workers=1, **options).url
+        assert run(url, ops=CROP, device=device, step_ms=None, batch_size=8, steps=3).steps == 3
+
+
+def test_real_steps_and_the_naive_loader_take_8_bit_rgb_alone(tmp_path: Path) -> None:
+    for number in range(BATCH):
+        Image.fromarray(np.full((SIDE, SIDE), number, np.uint16)).save(tmp_path / f"{number}.png")
+    tpufeed.shard(tmp_path, tmp_path / "kept", images=tpufeed.Images(pixels="keep"), workers=1)
+    for options in ({"device": "jax-cpu", "step_ms": None}, {"loader": "naive"}):
+        with pytest.raises(OptionError, match="8-bit RGB"):
+            one(str(tmp_path / "kept"), **options)
 
 
 @pytest.mark.all

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from PIL import Image
 
 import tpufeed
 from tests.measure.conftest import OPS, make_cost, write_images
@@ -109,6 +111,19 @@ def test_device_ops_of_a_remote_cache_are_measured_from_local_copies(dataset_url
     assert "from local copies" in stages_of(found)["assembly"].detail
     found = examine(url, **SHORT)
     assert not [note for note in found.notes if "could not be tried" in note]
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://doctor-kept"])
+def test_images_of_other_pixels_are_measured(scheme: str, tmp_path: Path) -> None:
+    for number in range(16):
+        Image.fromarray(np.full((20, 30), 999 + number, np.uint16)).save(tmp_path / f"{number}.png")
+    url = f"{scheme or tmp_path}/d"
+    tpufeed.shard(tmp_path, url, images=tpufeed.Images(pixels="keep"), workers=1)
+    warmup(url, f"{url}-raw", ops=[CenterCrop(16)], workers=1)
+    found = examine(url, seconds=1.0, batch_size=8, ops=[CenterCrop(16)])
+    assert found.fed
+    assert [note for note in found.notes if "other ways to store them are not tried" in note]
+    assert examine(f"{url}-raw", seconds=1.0, batch_size=8).fed
 
 
 def test_raw_images_have_no_device_ops(colour_folder: Path) -> None:
@@ -303,8 +318,9 @@ def test_neither_dataset_nor_images(tmp_path: Path, colour_folder: Path) -> None
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DatasetNotFoundError, match=r"dataset.*images"):
             examine(str(folder), **SHORT)
-    with pytest.raises(OptionError, match="images of different sizes"):
-        examine(str(colour_folder), **(SHORT | {"ops": [HorizontalFlip()]}))
+    for ops in ([HorizontalFlip()], []):  # no ops are none, not the default
+        with pytest.raises(OptionError, match="images of different sizes"):
+            examine(str(colour_folder), **(SHORT | {"ops": ops}))
 
 
 def test_an_empty_split(colour_folder: Path, tmp_path: Path) -> None:

@@ -497,7 +497,6 @@ class Reference:
 
     def columns_of(self, places, bad):
         rows, good = [], []
-        lost = False
         for row, (source, epoch, seed, variant, shard, record) in enumerate(places):
             if (variant, shard) in self.versions[source].lost:
                 bad.add((source, variant, shard, None))
@@ -506,7 +505,6 @@ class Reference:
                 if sum(each[-1] is None for each in bad) > self.options.max_bad_shards or kept <= version.lost:
                     raise DamagedError(shard)
                 rows.append(None)
-                lost = True
                 continue
             if (variant, shard, record) in self.versions[source].damaged:
                 bad.add((source, variant, shard, record))
@@ -516,12 +514,10 @@ class Reference:
                 continue
             good.append(row)
             rows.append(self.sample(source, epoch, seed, variant, shard, record))
-        if not good and lost:
+        if not good:
             found = [self.sample(*place) for place in places]
             kept = ("sample", "source", "mixing", "dtype")
             filled = [{name: v if name in kept else zeros(v) for name, v in each.items()} for each in found]
-        elif not good:
-            raise DamagedError(places)
         else:
             filled = [rows[row] or rows[max((g for g in good if g < row), default=good[0])] for row in range(len(rows))]
         found = {name: [each[name] for each in filled] for name in filled[0]}

@@ -16,7 +16,7 @@ from tests.frameworks import lazy
 from tests.sharding.outputs import rejects_of, samples_of
 from tests.sharding.written import embed, encode_tar, hub_table, save_to_disk
 from tpufeed.errors import OptionError, TooManyRejectsError
-from tpufeed.images import Resize
+from tpufeed.images import Custom, Resize
 
 tf = lazy("tensorflow")
 
@@ -156,6 +156,27 @@ def test_a_column_of_few_rows_may_be_missing_in_new_ones(write_table, tmp_path):
     result = tpufeed.append(write_table("second", range(12, ROWS), lambda _: {}), tmp_path / "d", workers=1)
     assert result.added == ROWS - 12
     tpufeed.verify(tmp_path / "d")
+
+
+def as_it_is(sample, _):
+    return sample
+
+
+@pytest.mark.uses("grain")
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16"])
+def test_one_value_of_a_small_type_may_be_missing(dtype, write_table, tmp_path):
+    """It is stored as bytes. The values are those of digits in ASCII."""
+    source = write_table("t", range(ROWS), lambda n: {"x": [48 + n % 10] * (n % 3 > 0)})
+    url = tpufeed.shard(source, tmp_path / "d", columns={"x": f"{dtype}[]"}, workers=1).url
+    columns, options = ["filename", "x"], {"fill": {"x": 7}}
+    changed = [*OPS, Custom("tests.sources.test_columns_lists:as_it_is", sample=True)]
+    samples = tpufeed.grain_source(url, columns=columns, **options)
+    batches = [batch_of(data, columns, **options) for data in (url, tpufeed.Mixture({url: 1}))]
+    batches += [batch_of(url, [*columns, "image"], ops=changed, **options)]
+    for names, found, *_ in [*batches, zip(*(sample.values() for sample in samples), strict=True)]:
+        numbers = [int(Path(name).stem) for name in names]
+        assert list(found) == [48 + n % 10 if n % 3 else 7 for n in numbers]
+    assert [batch[1].dtype for batch in batches] == [dtype] * 3
 
 
 @pytest.mark.parametrize(

@@ -250,9 +250,13 @@ def test_a_record_counts_once_however_often_it_is_read(damaged):
         assert loader.stats().bad_records == 1
 
 
-def test_a_batch_of_bad_records_alone_is_an_error(damaged):
-    with pytest.raises(RecordError, match="all 1 records"):
-        read(damaged, batch_size=1, max_bad_records=5)
+def test_a_batch_of_bad_records_alone_is_zeros(damaged, damage):
+    batches, loader = read(damaged, batch_size=1, max_bad_records=1)
+    assert [number for number, (*_, mask) in enumerate(batches) if not mask.all()] == [33]
+    samples, images, labels, _ = batches[33]
+    assert (samples.tolist(), images.any(), labels.tolist(), loader.stats().bad_records) == ([33], False, [0], 1)
+    with pytest.raises(RecordError, match="2 bad records, more than max_bad_records=1"):
+        read(damage(damaged, 52).url, batch_size=1, max_bad_records=1)
 
 
 def test_padding_and_skipping_share_the_mask(damaged):

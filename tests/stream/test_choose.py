@@ -50,10 +50,16 @@ def url(tmp_path_factory):
             folder / f"{number}.png"
         )
         note = {"note": f"note {number}"} if number else {}
-        more = {"captions": captions, "score": number / 2, "grid": [[1, 2]], "tags": ["a", "b"][: number % 3]}
+        more = {
+            "captions": captions,
+            "score": number / 2,
+            "grid": [[1, 2]],
+            "tags": ["a", "b"][: number % 3],
+            "few": [9] * (number % 2),
+        }
         rows.append({"path": f"{number}.png", **more, **note})
     (folder / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tpufeed.shard(folder / "table.jsonl", folder / "d", label="none", workers=1).url
+    return tpufeed.shard(folder / "table.jsonl", folder / "d", label="none", columns={"few": "uint8[]"}, workers=1).url
 
 
 def loader(url, ops, columns=NAMES, **options):
@@ -137,6 +143,7 @@ CHANGED = [Choose("captions"), Custom(read, sample=True)]
         ([], {}, OptionError, r"Choose\('captions'\)"),
         ([Choose("caption")], {}, OptionError, "'caption'"),
         ([Choose("captions"), Choose("grid")], {}, OptionError, "'grid'"),
+        ([Choose("few")], {"columns": ["few"], "fill": None}, OptionError, r"int64.*is uint8\[0 to 1\]"),
         ([Choose("captions"), Choose("image")], {}, OptionError, "a stored column"),
         ([Choose("captions"), Choose("window")], {}, OptionError, "a stored column"),
         ([Choose("captions"), Choose("tags")], {"columns": ["captions", "tags"]}, OptionError, "fill="),

@@ -111,6 +111,18 @@ def test_naming_the_next_epoch_ends_each_iteration_under_way_and_no_other(cache_
         same(third, other)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "repeat"])
+def test_a_state_after_all_batches_of_an_epoch_is_that_of_its_end(cache_url, remainder, mixed):
+    options = {"batch_size": 15, "remainder": remainder}
+    data = tpufeed.Mixture({cache_url: 1}) if mixed else cache_url
+    with make(data, **options) as loader, make(data, **options) as other:
+        state = loader.state_dict(batches=len(list(loader)))
+        assert state == loader.state_dict()
+        other.load_state_dict(state)
+        same(other, loader)
+
+
 @pytest.mark.parametrize("processes", [0, 1])
 def test_statistics(cache_url, dataset_url, ops, processes):
     with make(cache_url, processes=processes, threads=1, prefetch=2) as loader:

@@ -175,6 +175,13 @@ def test_a_state_that_fills_no_batch_changes_nothing(cache_url):
         assert loader.state_dict() == before
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_epochs_may_have_large_numbers(cache_url, mixed):
+    with make(tpufeed.Mixture({cache_url: 1}) if mixed else cache_url) as loader:
+        loader.set_epoch(1 << 50)
+        assert len(list(loader)) == len(loader)
+
+
 def test_lanes_are_bounded(cache_url):
     with make(cache_url, lanes=1 << 16) as loader:
         assert len(list(loader)) == 14

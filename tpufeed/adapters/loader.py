@@ -88,11 +88,11 @@ class Loader(Feed):
             if they fit into 4 GB or an eighth of the free memory, and into half of it.
         repeat: True makes one iteration endless: epoch follows epoch. `len` is still that of one epoch.
         max_bad_records: number of different damaged or undecodable records to skip, each with a warning: a good sample
-            of the batch takes its place, and a bool mask in the last column is False there. Beyond this number,
-            RecordError is raised.
+            of the batch takes its place, or zeros if it has none, and a bool mask in the last column is False there.
+            Beyond this number, RecordError is raised.
         max_bad_shards: number of different shards to lose: missing, or not of the manifest's size. Each is named with a
-            warning when it is first read. Its samples are masked like bad records, or are zeros if nothing else is in
-            their batch. Beyond this number, or if all shards are lost, ShardError is raised.
+            warning when it is first read. Its samples are masked like bad records. Beyond this number, or if all shards
+            are lost, ShardError is raised.
         timeout_seconds: seconds to wait for a batch before LoaderError says that a drive or an op hangs. Hanging worker
             processes are killed. A hanging thread (`processes=0`) cannot be, and keeps the program from ending.
         numa: on a host with several NUMA nodes, "auto" pins each worker process, and the memory of its batches, to one

@@ -375,10 +375,12 @@ def _check_fill(name: str, spec: FeatureSpec, fill: object) -> None:
         fits = isinstance(fill, str)
     elif isinstance(fill, bool | np.bool_) or not isinstance(fill, int | float | np.number):
         fits = dtype.kind == "b" and isinstance(fill, bool | np.bool_)
+    elif dtype.kind == "f":  # NaN and infinity fit
+        most = float(np.finfo(dtype).max)
+        fits = not (most < fill < np.inf or -np.inf < fill < -most)
     else:
-        whole = dtype.kind not in "f"
-        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max) if whole else (0, 0)
-        fits = not whole or bool(low <= fill <= high and float(fill).is_integer())
+        low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        fits = bool(low <= fill <= high and float(fill).is_integer())
     if not fits:
         raise OptionError(f"fill of {name!r} is a value of {held}, not {fill!r}")
 
@@ -417,8 +419,8 @@ class _Finder:
         if is_chosen:
             if spec.kind or spec.of or spec.is_raw or spec.each or len(spec.shape or ()) > 1:
                 raise OptionError(
-                    f"Choose({name!r}) is for a list of texts or numbers, and the column is {spec.type_text}: leave it "
-                    "out of ops="
+                    f"Choose({name!r}) is for a list of texts, bool, int32, int64 or float32, and the column is "
+                    f"{spec.type_text}: leave it out of ops="
                 )
             if isinstance(spec.lengths, tuple) and spec.lengths[0] == 0 and name in self.asked:
                 self._check_filled(name, spec, fill)

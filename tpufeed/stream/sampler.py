@@ -38,7 +38,7 @@ from tpufeed.stream.training import (
 
 _logger = logging.getLogger(__name__)
 _MOST_LANES = 1 << 16  # or one per sample, or the default of a larger world: each takes memory
-_LATER = 1 << 20  # epochs, more than any training has. Its square is the highest epoch that `group_rows` takes
+_LATER = 1 << 20  # epochs, more than any training has: later ones have the random numbers of repeats
 _KEPT_ORDERS = 3  # epochs of a dataset that lanes read at the same time
 
 
@@ -291,10 +291,10 @@ def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
     """Return (source, epoch, rows) for each pair of source and epoch that occurs, in rising order."""
     epochs = np.broadcast_to(epoch, source.shape)
     order = np.lexsort((epochs, source))
-    pairs = np.stack([source[order], epochs[order]], 1)
-    starts = np.flatnonzero(np.diff(pairs, axis=0, prepend=-1).any(axis=1))
-    found = zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True)
-    return [(*pairs[start].tolist(), order[start:stop]) for start, stop in found]
+    source, epochs = source[order], epochs[order]
+    starts = [0, *(np.flatnonzero(np.diff(source) | np.diff(epochs)) + 1).tolist()]
+    found = zip(starts, [*starts[1:], len(order)], strict=True)
+    return [(int(source[start]), int(epochs[start]), order[start:stop]) for start, stop in found]
 
 
 Samples: TypeAlias = DatasetStream | MixtureStream

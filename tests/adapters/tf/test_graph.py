@@ -1,5 +1,6 @@
 """to_tf(direct=True): TensorFlow reads the shards. test_contract.py has the pixels of a cache, ranks and leaving."""
 
+import json
 import math
 import shutil
 from itertools import chain
@@ -290,6 +291,25 @@ def test_unlabelled_samples_have_their_label(tmp_path):
     tpufeed.shard(tmp_path / "src", tmp_path / "d", unlabelled="keep", workers=1)
     (labels,) = tpufeed.Loader(tmp_path / "d", batch_size=3, columns=["label"]).to_tf(direct=True)
     assert sorted(labels.numpy().tolist()) == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("images", [["image"], []], ids=["images", "none"])
+def test_columns_of_each_type_are_those_of_the_loader(images, tmp_path):
+    dtypes, rows = ["bool", "int32", "uint8", "uint16", "float16"], []
+    for number in range(6):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
+        values = {f"x_{dtype}": number % 2 == 0 if dtype == "bool" else 48 + number for dtype in dtypes}
+        rows.append(json.dumps({"path": f"{number}.png", **values}))
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    columns = {f"x_{dtype}": dtype for dtype in dtypes}
+    tpufeed.shard(tmp_path / "t.jsonl", tmp_path / "d", columns=columns, label="none", workers=1)
+    given = {"columns": ["sample", *columns, *images], "batch_size": 6, "ops": [CenterCrop(8)]}
+    (found,) = tpufeed.Loader(tmp_path / "d", **given).to_tf(direct=True).as_numpy_iterator()
+    with tpufeed.Loader(tmp_path / "d", **given, processes=0) as loader:
+        (expected,) = loader
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one[np.argsort(found[0])], other[np.argsort(expected[0])])
 
 
 # States, leaving

@@ -185,6 +185,23 @@ def test_a_checkpoint_of_another_iterator_is_refused(cache_url, direct, other, t
             next(again)
 
 
+@pytest.mark.parametrize("remainder", ["pad", "repeat"])
+def test_a_checkpoint_at_the_end_of_an_epoch_is_the_start_of_the_next(cache_url, remainder, tmp_path):
+    given = {"batch_size": 20, "columns": ["sample"], "repeat": True, "remainder": remainder}
+    iterator, paths = iter(tf_feed(cache_url, **given)), []
+    checkpoint = tf.train.Checkpoint(iterator=iterator)
+    for _ in range(4):  # up to two batches are taken ahead, and are in the checkpoint
+        next(iterator)
+        paths.append(checkpoint.save(tmp_path / "state"))
+    followed = iter(tf_feed(cache_url, **given))
+    found = [tf.nest.flatten(as_numpy(next(followed))) for _ in range(8)]
+    for done, path in enumerate(paths, 1):
+        again = iter(tf_feed(cache_url, **given))
+        tf.train.Checkpoint(iterator=again).restore(path)
+        for expected in found[done : done + 4]:
+            np.testing.assert_array_equal(tf.nest.flatten(as_numpy(next(again))), expected)
+
+
 def test_steps_that_are_executed_together_take_no_batch_ahead(cache_url):
     loader = tpufeed.Loader(cache_url, batch_size=5, columns=["sample"])
     iterator = iter(loader.to_tf(deterministic=True))

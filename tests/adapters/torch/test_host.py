@@ -62,6 +62,7 @@ def test_getitems_gives_what_getitem_gives(dataset_url, ops):
     for (image, label), (single, own) in zip(many, map(dataset.__getitem__, indices), strict=True):
         assert torch.equal(image, single)
         assert label == own
+    assert dataset.__getitems__([]) == []
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cache", "dataset"])
