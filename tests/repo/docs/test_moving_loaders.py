@@ -14,7 +14,7 @@ import pytest
 
 from tests.repo.docs.pages import ROOT, text_of
 
-SECTION = text_of("moving.md").partition("## Loaders by their names elsewhere")[2].partition("\n## ")[0]
+SECTION = text_of("moving.md").partition("## Loader options elsewhere")[2].partition("\n## ")[0]
 LINES = [line for line in SECTION.splitlines() if line.startswith("| ") and "`" in line]
 ROWS = {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in LINES}
 # The function of loaders_elsewhere.py, which is the peer's name, or what it needs of .venv.
