@@ -247,7 +247,8 @@ class Inventory:
         if found.kind == before.kind and found.first_box and before.first_box and form != before.box_format:
             raise SourceError(
                 f"boxes look like {form!r}, and those of the dataset were taken for {before.box_format!r}. Say what "
-                f"they are: tpufeed shard --append --box-format {before.box_format}, and the dataset's other options"
+                f"they are (--box-format {before.box_format}), and pass it with the dataset's other options to tpufeed "
+                "shard with --append"
             )
 
     def _look_at_groups(self, shares: dict[str, float] | None) -> tuple[str, list[str]]:
