@@ -223,12 +223,13 @@ def test_images_of_coco_and_in_a_bucket(doubled, tmp_path, monkeypatch):
 
 
 def test_the_report_is_written_block_by_block(doubled, tmp_path, monkeypatch):
-    """It is the same with room for the names of three groups at once."""
+    """It is the same with room for the names of a few images at once, or of fewer than a group has."""
     whole = tpufeed.shard(doubled, tmp_path / "whole", splits=SHARES, workers=1)
-    monkeypatch.setattr("tpufeed.builds.digests._GROUPS_AT_ONCE", 3)
-    result = tpufeed.shard(doubled, tmp_path / "d", splits=SHARES, workers=1)
-    assert report_of(tmp_path / "d") == report_of(tmp_path / "whole")
-    assert result.duplicates.crossing == whole.duplicates.crossing
+    for most in (6, 1):
+        monkeypatch.setattr("tpufeed.builds.digests._IMAGES_AT_ONCE", most)
+        result = tpufeed.shard(doubled, tmp_path / f"d{most}", splits=SHARES, workers=1)
+        assert report_of(tmp_path / f"d{most}") == report_of(tmp_path / "whole")
+        assert result.duplicates.crossing == whole.duplicates.crossing
 
 
 @given(

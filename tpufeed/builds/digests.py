@@ -8,6 +8,7 @@ read. Records do not hold digests.
 import hashlib
 import itertools
 import logging
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,7 +34,7 @@ DIGEST_BYTES = 16
 UNREAD = bytes(DIGEST_BYTES)
 REJECTED, TAKEN = b"\0", b"\1"
 _ENTRY_BYTES = 1 + DIGEST_BYTES
-_GROUPS_AT_ONCE = 1_000_000  # only their paths are in memory
+_IMAGES_AT_ONCE = 500_000  # or one group: only their paths are in memory
 
 
 def image_digest(data: bytes) -> bytes:
@@ -207,9 +208,10 @@ def report_duplicates(
         return None
     tally, path, crc, size = _Tally(), folder / "duplicates", 0, 0
     with path.open("wb") as file:
-        records = Counter[str]()
-        for first in range(0, len(starts), _GROUPS_AT_ONCE):
-            some = [*starts[first : first + _GROUPS_AT_ONCE + 1].tolist(), len(places)][: _GROUPS_AT_ONCE + 1]
+        records, bounds, first = Counter[str](), [*starts.tolist(), len(places)], 0
+        while first < len(starts):
+            last = max(first + 1, bisect_right(bounds, bounds[first] + _IMAGES_AT_ONCE) - 1)
+            some, first = bounds[first : last + 1], last
             records.clear()
             images = _find_images(parts, places[some[0] : some[-1]], records)
             for start, stop in itertools.pairwise(some):
@@ -223,6 +225,7 @@ def report_duplicates(
                     line = msgspec.json.encode(equal) + b"\n"
                     file.write(line)
                     crc, size = crc32c(line, crc), size + len(line)
+            images.clear()  # before the next ones are found
     if tally.groups:
         destination.put(DUPLICATES, path, size, crc)
     return tally.sum_up(store, records)
