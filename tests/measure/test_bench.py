@@ -264,11 +264,13 @@ def apart(url: str, loader: str = "numpy", **options: Any) -> BenchRun:
 
 
 @pytest.mark.parametrize(
-    ("run", "device"), [(one, "jax-cpu"), pytest.param(apart, "xla-cpu", marks=[pytest.mark.long, pytest.mark.all])]
+    ("run", "device"),
+    [
+        pytest.param(one, "jax-cpu", marks=pytest.mark.uses("jax")),
+        pytest.param(apart, "xla-cpu", marks=[pytest.mark.uses("torch_xla"), pytest.mark.long, pytest.mark.all]),
+    ],
 )
 def test_real_steps_train_on_images_without_labels(run: Any, device: str, shards: str, tmp_path: Path) -> None:
-    if bench_module.find_spec({"jax-cpu": "jax", "xla-cpu": "torch_xla"}[device]) is None:
-        pytest.skip(f"{device} has no framework")
     shutil.copytree(Path(shards).parent / "photos/cat", tmp_path / "photos")
     shutil.copytree(Path(shards).parent / "photos/dog", tmp_path / "photos/dog")
     for name, options in {"none": {"label": "none"}, "few": {"unlabelled": "keep"}}.items():

@@ -108,7 +108,8 @@ def read_digests(store: Store, inputs: int) -> InputDigests | None:
             f"{store.url}/{DIGESTS} has {found.size_bytes} bytes. {inputs:,} inputs take {inputs * _ENTRY_BYTES}. The "
             "file is damaged: remove it to compare images by path and size"
         )
-    entries = np.frombuffer(read_certain(store, DIGESTS, found.version, False), np.uint8).reshape(inputs, _ENTRY_BYTES)
+    data = read_certain(store, DIGESTS, found.version, is_text=False)
+    entries = np.frombuffer(data, np.uint8).reshape(inputs, _ENTRY_BYTES)
     return InputDigests(entries[:, 0], entries[:, 1:])
 
 

@@ -376,7 +376,7 @@ def _build(  # noqa: PLR0913, PLR0917  # one run
         tried = own.store.try_puts()  # before the draft, which may take hours
         with own.store.temporary_folder() as folder:
             with recipe.draft(is_preview=False) as draft:
-                said = (*recipe.warnings, *tried, *draft.warnings)
+                said = (*said, *tried, *draft.warnings)
                 if draft.header is None:
                     assert base is not None, "only a dataset that grows may have all samples already"
                     nothing = _finished_result(base.url, base.manifest)

@@ -278,7 +278,7 @@ def _store_kept(kept: Kept, policy: Images, name: str) -> StoredImage:
     height, width, channels = pixels.shape
     values = pixels
     if policy.nodata == "mask" and empty.any():
-        values = pixels[_placed(size, (height, width), policy).warp(empty, 0) == 0]
+        values = pixels[_placed(Geometry.identity(*size), (height, width), policy).warp(empty, 0) == 0]
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)]
     is_rgb8 = kept.pixels == RGB8
@@ -327,7 +327,7 @@ def _presize_around(pixels: Pixels, holes: npt.NDArray[np.uint8], wanted: tuple[
     for channel in range(pixels.shape[2]):
         filled[..., channel][~known] = pixels[..., channel][known].mean() if known.any() else 0
     small = _presize(filled, wanted, policy)
-    placed = _placed(size, (small.shape[0], small.shape[1]), policy)
+    placed = _placed(Geometry.identity(*size), (small.shape[0], small.shape[1]), policy)
     left = placed.warp(holes, 0) != 0
     for channel in range(pixels.shape[2]):
         small[..., channel][left] = placed.warp(pixels[..., channel], 0)[left]
@@ -418,17 +418,14 @@ def stored_geometry(image: StoredImage, policy: Images, turn: int = 1) -> Geomet
         geometry = Geometry.identity(height, width)
     else:
         geometry = Geometry.identity(*((width, height) if turn >= 5 else (height, width))).turned(turn)
-    return _placed(image.source, (image.height, image.width), policy, geometry)
+    return _placed(geometry, (image.height, image.width), policy)
 
 
-def _placed(
-    source: tuple[int, int], size: tuple[int, int], policy: Images, geometry: Geometry | None = None
-) -> Geometry:
-    """Return where each place of an image presized to `size` lies in its source, of that geometry."""
-    (height, width), top, left = source, 0, 0
-    geometry = geometry or Geometry.identity(height, width)
-    if size == source:
+def _placed(geometry: Geometry, size: tuple[int, int], policy: Images) -> Geometry:
+    """Return the geometry of an image after it is presized to `size`."""
+    if size == geometry.size:
         return geometry
+    (height, width), top, left = geometry.size, 0, 0
     if policy.presize_mode == "fit":
         side = min(height, width)
         top, left, height, width = (height - side) // 2, (width - side) // 2, side, side

@@ -186,15 +186,17 @@ class YoloSource(Source):
             if name.endswith(".txt"):
                 yield from self._iter_list(files, split, store, name)
                 continue
-            image, labels = resolve(self.base, whole(store.url, f"{name}/x.jpg".lstrip("/"))), dict[str, ObjectInfo]()
+            image = resolve(self.base, whole(store.url, f"{name}/x.jpg".lstrip("/")))
             with listing():
                 for file in (_label_of(self.base, image), image):  # images and labels may be in folders below, too
                     at, prefix = _open(self.base, file.rpartition("/")[0])
-                    labels = labels or {
+                    labels = {
                         resolve(self.base, whole(at.url, info.name)): info
                         for info in at.iter_objects(prefix)
                         if info.name.endswith(".txt")
                     }
+                    if labels:
+                        break
                 used = set[str]()  # images may share one, like a.jpg and a.png
                 for info in store.iter_objects(name):
                     if is_image_name(info.name):

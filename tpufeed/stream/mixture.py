@@ -26,7 +26,7 @@ Stop = Literal["shortest", "longest", "total", "never"]
 
 OPENED_AT_ONCE = 16  # datasets
 _DATASETS_NAMED = 4  # in a description
-_LEAST_WEIGHT = 2.0**-26  # of the sum: a lighter dataset would need blocks of more than 67 million samples
+_LEAST_WEIGHT = 2.0**-26  # as a share of the sum. Below it, blocks would have more than 67 million samples
 _WEIGHTED = re.compile(r"(.+?)=(-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|nan|inf)(?:,|$)", re.DOTALL)
 
 

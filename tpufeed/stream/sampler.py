@@ -289,6 +289,8 @@ def _is_through(wholes: Ints, longest: bool, counts: Ints) -> bool:
 
 def group_rows(source: Ints, epoch: int | Ints) -> list[tuple[int, int, Ints]]:
     """Return (source, epoch, rows) for each pair of source and epoch that occurs, in rising order."""
+    if not len(source):
+        return []
     epochs = np.broadcast_to(epoch, source.shape)
     order = np.lexsort((epochs, source))
     source, epochs = source[order], epochs[order]
