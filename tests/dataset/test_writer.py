@@ -18,8 +18,9 @@ from tests.frameworks import lazy
 from tests.tfrecords import records_of
 from tpufeed.dataset.index import encode_index
 from tpufeed.dataset.reader import open_dataset
-from tpufeed.dataset.writer import IndexWriter, ShardWriter
+from tpufeed.dataset.writer import IndexWriter, ShardWriter, check_writable
 from tpufeed.errors import DatasetNotFoundError, StoreError
+from tpufeed.storage.store import open_store
 from tpufeed.tfrecord.example import Feature, encode_entries
 from tpufeed.tfrecord.layout import FixedLayout
 
@@ -167,3 +168,22 @@ def test_writing_an_index_keeps_none_of_it(tmp_path):
 def test_an_index_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StoreError, match=r"gone/index\.npy: "):
         IndexWriter(tmp_path / "gone" / "index.npy")
+
+
+@pytest.mark.parametrize("moment", ["is_dir", "access"])
+def test_a_folder_that_another_process_removes_meanwhile_is_no_obstacle(moment, tmp_path, monkeypatch):
+    folder = tmp_path / "part-00002" / "_tpufeed"
+    folder.mkdir(parents=True)
+    owner, seen = Path if moment == "is_dir" else os, []
+    ask = getattr(owner, moment)
+
+    def vanish(path, *arguments):
+        seen.append(path)
+        if path == folder and folder.exists():
+            folder.rmdir()
+        return ask(path, *arguments)
+
+    monkeypatch.setattr(owner, moment, vanish)
+    check_writable(open_store(folder.parent))
+    assert folder in seen
+    assert not os.path.lexists(folder)

@@ -164,8 +164,8 @@ class Builds(RuleBasedStateMachine):
 
     @property
     def times(self):
-        """How much larger shards are, so that they hold records of more bands and bits."""
-        return 8 if self.options["pixels"] else 1
+        """How much larger shards are, so that they hold records of more bands, bits and frames."""
+        return (8 if self.options["pixels"] else 1) * (self.options["frames"] or 1)
 
     @property
     def newest(self):

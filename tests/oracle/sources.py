@@ -340,6 +340,8 @@ class Source:
         if self.kind == "grouped":
             found |= {"group_by": "filename", "boxes": "xmin,ymin,xmax,ymax"}
             found |= {"box_columns": ["hidden"]} if "box columns" in self.traits and not self.finds_columns else {}
+        # Without it VOC's boxes that begin left of the image, at 0, seem to count from 0.
+        found |= {"box_format": "voc"} if self.kind == "voc" else {}
         found |= {"boxes_outside": self.outside} if self.has_boxes else {}
         found |= {"outlines": self.outlines} if self.draws else {}
         if self.has_masks:

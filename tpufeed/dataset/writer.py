@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +28,19 @@ def check_writable(destination: Store) -> None:
         StoreError: it cannot be written to.
     """
     path = destination.local_path(PLAN)
-    if path is None:
-        return
-    folder = next(folder for folder in path.parents if os.path.lexists(folder))
-    if not folder.is_dir():
-        raise OptionError(
-            f"{destination.url} cannot be a dataset's folder: {folder} is a file. Take another destination"
-        )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        wrong = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
-        raise StoreError(f"{destination.url}/{PLAN} cannot be written: {folder}: {os.strerror(wrong)}")
+    for folder in () if path is None else path.parents:
+        if not os.path.lexists(folder):
+            continue
+        if folder.is_dir():
+            if os.access(folder, os.W_OK | os.X_OK):
+                return
+            with suppress(FileNotFoundError):  # another process has just removed it
+                wrong = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
+                raise StoreError(f"{destination.url}/{PLAN} cannot be written: {folder}: {os.strerror(wrong)}")
+        elif os.path.lexists(folder):
+            raise OptionError(
+                f"{destination.url} cannot be a dataset's folder: {folder} is a file. Take another destination"
+            )
 
 
 class ShardWriter:
