@@ -242,9 +242,10 @@ class Cluster:
         return f"continues after {waited:.0f} s; {job.check_exact(20 * STEPS)}"
 
     def time_limit(self) -> str:
-        steps = max(2, int(self.pace * 50 / STEPS)) * STEPS  # the signal comes after some 40 s
+        # The signal comes after some 40 s. A job is up to 5 times as fast as `pace`, which counts its start.
+        steps = max(2, int(self.pace * 200 / STEPS)) * STEPS
         job = self.submit("time-limit", steps, "--time=1 --signal=USR1@20")
-        job.wait_for_end("COMPLETED", 500)
+        job.wait_for_end("COMPLETED", 900)
         return job.check_exact(steps)
 
     def end(self, name: str, scancel: str, state: str, script: str = SCRIPT) -> tuple[list[str], float]:
