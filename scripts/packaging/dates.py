@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from pythons import TESTS
 from run import PROXIES
 
 from benchmarks import figures, ran_page
@@ -37,8 +38,16 @@ MEASURED = {  # rooms and files of tpufeed by the script that measures them; a s
 # What each of scripts/platforms runs beside its own program, and what some run besides.
 PLATFORM = ("tpufeed", "pyproject.toml", "scripts/packaging/matrix.py", "scripts/packaging/smoke.py")
 COMMON = tuple(f"scripts/proxies/{name}" for name in ("chroot.py", "platform_run.py", "programs", "vm.py"))
+# Of tests/ what the Pythons run, and what that imports. Arm runs a part of it. The oracle's walks, hostile files and
+# the tests of the repository run on this machine alone.
+IMPORTED = (
+    *("clips.py", "conftest.py", "faults", "forked.py", "frameworks.py", "gcs_server", "grouped.py", "lean"),
+    *("local_copies.py", "measure", "one_core.py", "oracle/sources.py", "quick_xla.py", "repo/docs/pages.py"),
+    *("repo/docs/test_cli_page.py", "tfrecords.py", "web_server.py"),
+)
+SUITE = tuple(f"tests/{name}" for name in (*TESTS, *IMPORTED))
 RUN = {
-    **dict.fromkeys(("arm64", "pythons"), ("tests", "scripts/make_photos.py", "scripts/packaging/available.py")),
+    **dict.fromkeys(("arm64", "pythons"), (*SUITE, "scripts/make_photos.py", "scripts/packaging/available.py")),
     **dict.fromkeys(("fuse", "limits"), ("tests/gcs_server",)),
     **dict.fromkeys(("nfs", "numa"), ("scripts/make_photos.py",)),
     "slurm": ("examples/slurm",),

@@ -359,10 +359,11 @@ class Builds(RuleBasedStateMachine):
 
     def absorb(self, may_lack=()):
         """Look at the dataset, and take versions into the model that are new and right."""
+        last, base = max(self.standing, default=0), self.newest  # a prune after an append leaves none of the model's
         new = sorted({*self.look(may_lack)} - self.standing.keys())
         for number in new:
-            base, manifest = self.newest, manifest_of(self.dataset, number)
-            assert number == max(self.standing) + 1, f"the versions {new} follow on {max(self.standing)}"
+            manifest = manifest_of(self.dataset, number)
+            assert number == last + 1, f"the versions {new} follow on {last}"
             version, part = read(manifest, self.dataset), manifest["parts"][-1]
             assert version.grew_from(base), "samples or classes have changed their numbers"
             if part["kind"] == "compact":
@@ -371,7 +372,8 @@ class Builds(RuleBasedStateMachine):
                 source = next(each for each in self.sources if str(each.url) == part["source"])
                 rejects = self.rejects_of(self.dataset / part["folder"])
                 self.check_taken(base, version, source, rejects)
-            self.standing[number] = version
+            self.standing[number] = base = version
+            last = number
         if new:
             self.look()
 

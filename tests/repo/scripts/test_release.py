@@ -1,5 +1,6 @@
 """The checks of scripts/release, on small trees; and the words of pages and messages, of this one."""
 
+import ast
 import importlib
 import json
 import os
@@ -244,6 +245,18 @@ def test_what_results_measure_is_there(release):
     for script, rooms in dates.MEASURED.items():
         assert (ROOT / f"benchmarks/{script.replace('-', '_')}.py").is_file(), script
         assert all((ROOT / "tpufeed" / room).exists() for room in rooms), script
+
+
+def test_tests_of_platforms_import_nothing_else(release):
+    suite = [ROOT / path for path in sys.modules["dates"].SUITE]
+    for file in (file for path in suite for file in ([path] if path.is_file() else path.rglob("*.py"))):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tests":
+                for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names)):
+                    base = ROOT / name.replace(".", "/")
+                    there = base.with_suffix(".py").is_file() or (base / "__init__.py").is_file()
+                    known = any(base.with_suffix(".py").is_relative_to(path) or base == path for path in suite)
+                    assert known or not there, f"{file} imports {name}: name it in dates.IMPORTED"
 
 
 def write_files(tree):
