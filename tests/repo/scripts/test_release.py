@@ -247,16 +247,19 @@ def test_what_results_measure_is_there(release):
         assert all((ROOT / "tpufeed" / room).exists() for room in rooms), script
 
 
+def imported(file):
+    """Modules of tests/ that a file imports."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    names = {name for node in nodes for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names))}
+    bases = [ROOT / name.replace(".", "/") for name in names if name and name.startswith("tests.")]
+    return [path for base in bases for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]
+
+
 def test_tests_of_platforms_import_nothing_else(release):
     suite = [ROOT / path for path in sys.modules["dates"].SUITE]
     for file in (file for path in suite for file in ([path] if path.is_file() else path.rglob("*.py"))):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tests":
-                for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names)):
-                    base = ROOT / name.replace(".", "/")
-                    there = base.with_suffix(".py").is_file() or (base / "__init__.py").is_file()
-                    known = any(base.with_suffix(".py").is_relative_to(path) or base == path for path in suite)
-                    assert known or not there, f"{file} imports {name}: name it in dates.IMPORTED"
+        others = [module for module in imported(file) if not any(module.is_relative_to(path) for path in suite)]
+        assert not others, f"{file} imports {others}: name them in dates.IMPORTED"
 
 
 def write_files(tree):
