@@ -41,8 +41,8 @@ COMMON = tuple(f"scripts/proxies/{name}" for name in ("chroot.py", "platform_run
 # Of tests/ what the Pythons run, and what that imports. Arm runs a part of it. The oracle's walks, hostile files and
 # the tests of the repository run on this machine alone.
 IMPORTED = (
-    *("clips.py", "conftest.py", "faults", "forked.py", "frameworks.py", "gcs_server", "grouped.py", "lean"),
-    *("local_copies.py", "measure", "one_core.py", "oracle/sources.py", "quick_xla.py", "repo/docs/pages.py"),
+    *("clips.py", "conftest.py", "faults", "forked.py", "frameworks.py", "gcs_server", "lean"),
+    *("local_copies.py", "measure", "oracle/sources.py", "quick_xla.py", "repo/docs/pages.py"),
     *("repo/docs/test_cli_page.py", "tfrecords.py", "web_server.py"),
 )
 SUITE = tuple(f"tests/{name}" for name in (*TESTS, *IMPORTED))
